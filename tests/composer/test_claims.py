@@ -1,8 +1,9 @@
-"""Claims on disk and in S3 exclude other watchers and decide which checkpoint a watcher takes next."""
+"""Checkpoints are found; claims on disk and in S3 exclude other watchers and decide which a watcher takes next."""
 
 from __future__ import annotations
 
 import json
+import random
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import tiny
 from object_store import S3Server
 
-from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint
+from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
 from llmfoundry_gauntlet.composer.watch import Claims, Watcher, WatchSettings
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.stores import Store, StoredFile
@@ -123,24 +124,40 @@ def test_the_newest_checkpoint_without_a_valid_claim_is_next(tmp_path: Path, cap
     assert next_batch(watcher) == 2, 'not again after another watcher has tried'
 
 
-def test_records_are_in_folders_named_by_batch_or_by_checkpoint(tmp_path: Path):
-    """Links to checkpoints, as Composer makes them, are no checkpoints."""
+def test_all_formats_are_found_and_their_records_are_in_folders_named_by_batch_or_by_checkpoint(tmp_path: Path):
+    """Hidden files, other files, files of other ranks and links, as Composer makes them, are no checkpoints."""
     watcher, folder = watcher_of(tmp_path), tmp_path / 'checkpoints'
-    names = ('ep0-ba2-rank0.pt', 'ep0-ba4/.metadata', 'deep/ep0-ba6-rank0.pt', 'huggingface/ba8/config.json', 'mine.pt')
-    for name in names:
+    records = {  # by file
+        'ep0-ba2-rank0.pt': 'ba2',
+        'deep/ep10-ba2000-rank0.pt': 'deep/ba2000',
+        'ep0-ba4/.metadata': 'ba4',
+        'ep0-ba6/__0_0.distcp': 'ba6',  # metadata not yet written
+        'huggingface/ba8/config.json': 'huggingface/ba8',
+        'checkpoint-500/model.safetensors': 'ba500',
+        'run1/step_30/config.json': 'run1/ba30',
+        'mine-7b.pt': 'mine-7b.pt',
+    }
+    beside = ('ep0-ba2-rank1.pt', 'ep0-ba4/__0_0.distcp', 'huggingface/ba8/optimizer.pt', 'latest-rank0.pt.symlink')
+    other = ('deep/notes.txt', 'tokenizer/tokenizer.json', '.gauntlet/ep0-ba2-rank0.pt.json', '.cache/ep0-ba3-rank0.pt')
+    for name in (*records, *beside, *other):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    (folder / 'latest').symlink_to('ep0-ba4')
-    (folder / 'latest-rank0.pt').symlink_to('ep0-ba2-rank0.pt')
+    for link, target in (('latest', 'ep0-ba4'), ('latest-rank0.pt', 'ep0-ba2-rank0.pt'), ('gone.pt', 'nowhere')):
+        (folder / link).symlink_to(target)
     watcher.next_step()
-    records = {checkpoint.name: str(watcher.folder(checkpoint)) for checkpoint in watcher.checkpoints}
-    assert records == {
-        'huggingface/ba8': f'{tmp_path}/out/huggingface/ba8',
-        'deep/ep0-ba6-rank0.pt': f'{tmp_path}/out/deep/ba6',
-        'ep0-ba4': f'{tmp_path}/out/ba4',
-        'ep0-ba2-rank0.pt': f'{tmp_path}/out/ba2',
-        'mine.pt': f'{tmp_path}/out/mine.pt',
-    }
+    found = {checkpoint.name: watcher.folder(checkpoint) for checkpoint in watcher.checkpoints}
+    whole = {name if name.endswith('.pt') else name.rpartition('/')[0]: place for name, place in records.items()}
+    assert found == {name: tmp_path / 'out' / place for name, place in whole.items()}
+
+
+def test_the_version_depends_on_all_files_of_a_checkpoint():
+    def version(*versions: str) -> str:
+        files = [StoredFile(f'ba1/__{i}_0.distcp', 1, version) for i, version in enumerate(versions)]
+        (checkpoint,) = find_checkpoints([*files, StoredFile('ba1/notes.txt', 1, str(random.random()))])
+        return checkpoint.version
+
+    assert version('a', 'b') == version('a', 'b')
+    assert len({version('a', 'b'), version('a', 'c'), version('c', 'b'), version('a')}) == 4
 
 
 def test_with_a_time_budget_watchers_wait_for_the_first_evaluation_which_measures(tmp_path: Path):

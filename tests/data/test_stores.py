@@ -74,15 +74,6 @@ def test_only_one_of_several_concurrent_writers_creates_a_file(store: Store):
     assert not store.create('claim0', b'later') and store.create('claim0', store.read('claim0'))
 
 
-def test_symbolic_links_are_skipped(tmp_path: Path):
-    (tmp_path / 'sharded').mkdir()
-    (tmp_path / 'sharded/.metadata').write_bytes(b'meta')
-    (tmp_path / 'latest').symlink_to('sharded')
-    (tmp_path / 'latest.pt').symlink_to('sharded/.metadata')
-    (tmp_path / 'gone').symlink_to('nowhere')
-    assert [file.name for file in Store(str(tmp_path)).files()] == ['sharded/.metadata']
-
-
 @pytest.mark.parametrize(
     ('action', 'uri', 'words'),
     [

@@ -7,42 +7,17 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 from attempts import journal_lines, outcome
-from forks import start, start_ranks
-from paths import ROOT
+from forks import PATIENCE, start, start_ranks, statuses, tail_of
 from watched import options_of, record, train_slowly, watch
 
-HERE = Path(__file__).parent
-PATIENCE = 240  # seconds, generous for a busy machine
-PATHS = os.pathsep.join(map(str, (HERE, HERE.parent, ROOT)))
-ENVIRONMENT = {'OMP_NUM_THREADS': '1', 'PYTHONPATH': PATHS}
 ALL = (2, 4, 6, 8)
-
-
-@pytest.fixture(scope='module', autouse=True)
-def forks() -> Iterator[None]:
-    """Give the fork server the import paths of the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        yield
-
-
-def tail_of(log: Path) -> str:
-    return log.read_text()[-3000:] if log.exists() else ''
-
-
-def status_of(process: Any, log: Path) -> int:
-    """Wait for a job and return its exit status, negative if it was killed by a signal."""
-    process.join(PATIENCE)
-    assert process.exitcode is not None, tail_of(log)
-    return int(process.exitcode)
 
 
 def until(condition: Callable[[], bool], log: Path) -> None:
@@ -53,24 +28,19 @@ def until(condition: Callable[[], bool], log: Path) -> None:
         time.sleep(0.02)
 
 
-def write_sums(folder: Path, number: int) -> None:
-    rows = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(number)]
-    (folder / 'sums.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-
-
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train for eight batches with a checkpoint every other batch, next to two watchers that started before."""
     folder = tmp_path_factory.mktemp('trained')
     tiny.write_tasks(folder)
-    write_sums(folder, 150)
+    tiny.write_rows(folder / 'sums.jsonl', [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(150)])
     logs = [folder / 'one.log', folder / 'two.log']
     watchers = [start(watch, log, *watch_arguments(folder)) for log in logs]
-    assert status_of(start(train_slowly, folder / 'train.log', folder, 0.2), folder / 'train.log') == 0
+    assert statuses([start(train_slowly, folder / 'train.log', folder, 0.2)], folder / 'train.log') == [0]
     until(lambda: all_done(folder), logs[0])
     for watcher, log in zip(watchers, logs, strict=True):
         watcher.terminate()
-        assert status_of(watcher, log) == 143, tail_of(log)
+        assert statuses([watcher], log) == [143], tail_of(log)
     return folder
 
 
@@ -131,13 +101,13 @@ def test_another_watcher_resumes_the_evaluation_of_one_that_ended(
     watcher = start(watch, log, *watch_arguments(folder, '--claim-expires', '3s'))
     until(lambda: len(journal_lines(out)) >= 50, log)
     os.kill(watcher.pid, number)
-    assert status_of(watcher, log) == status, tail_of(log)
+    assert statuses([watcher], log) == [status], tail_of(log)
     is_killed = number == signal.SIGKILL
     (claim,) = claims(folder).values()
     assert bool(claim['expires']) == is_killed
     num_lines = len(journal_lines(out))
     log = folder / 'second.log'
-    assert status_of(start(watch, log, *watch_arguments(folder, '--once')), log) == 0, tail_of(log)
+    assert statuses([start(watch, log, *watch_arguments(folder, '--once'))], log) == [0], tail_of(log)
     assert (f':{watcher.pid}' in log.read_text().partition('taken over from ')[2]) == is_killed
     # Identity lines and an incomplete last line do not count.
     assert num_lines - 5 <= record(out)['timing']['reused_items'] < num_lines
@@ -154,10 +124,10 @@ def test_two_ranks_exit_on_sigterm_and_then_give_the_same_results_while_only_ran
     until(lambda: len(journal_lines(folder / 'watched/ba8')) >= 50, logs[0])
     for rank in ranks:
         rank.terminate()
-    assert [status_of(*pair) for pair in zip(ranks, logs, strict=True)] == [143, 143]
+    assert statuses(ranks, logs[0]) == [143, 143]
     assert [claim['expires'] for claim in claims(folder).values()] == [0]
     ranks = start_ranks(watch, logs, *watch_arguments(folder, '--once'))
-    assert [status_of(*pair) for pair in zip(ranks, logs, strict=True)] == [1, 0]
+    assert statuses(ranks, logs[0]) == [1, 0]
     assert record(folder / 'watched/ba8')['timing']['reused_items'] >= 45
     assert_same_as_training(folder / 'watched', trained / 'training')
     assert logs[0].read_text().count('\nep0-ba1-rank0.pt: damaged') == 1
