@@ -24,7 +24,6 @@ SLOW = [
     'composer/test_dry_run',
     'composer/test_model_errors',
     'composer/test_models',
-    'composer/test_program_tasks',
     'composer/test_progress',
     'composer/test_generation_run',
     'composer/test_time_budget',

@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import networks
 import numpy as np
 import pytest
 import tiny
@@ -48,8 +47,7 @@ def settings(with_programs: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 def loader_of(settings: dict[str, Any], **changes: Any) -> tuple[EvaluationLoader, HuggingFaceModel]:
-    network = networks.network(vocab_size=259, max_position_embeddings=128)
-    model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
+    model = tiny.composer_model()
     loader = EvaluationLoader(prepare_for_model(load_data(decode_settings({**settings, **changes})), model), model)
     return loader, model
 

@@ -1,9 +1,11 @@
-"""Generation tasks in Composer's loop, on one rank."""
+"""Generation and code tasks in Composer's loop, on one rank."""
 
 from __future__ import annotations
 
 import json
 import logging
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,17 +13,24 @@ from typing import Any
 import networks
 import pytest
 import tiny
-from composer import Trainer
+from composer import Callback, Logger, State, Trainer
 from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
+from programs import sandbox
 
-from llmfoundry_gauntlet import EvalGauntlet
+from llmfoundry_gauntlet import EvalGauntlet, build_icl_evaluators
 from llmfoundry_gauntlet.composer import runner
+from llmfoundry_gauntlet.composer.journal import SharedJournal
 from llmfoundry_gauntlet.engine.decoding import end_ids
 from llmfoundry_gauntlet.engine.model import Budget
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
+from llmfoundry_gauntlet.metrics.keys import with_errors
+from llmfoundry_gauntlet.scoring.code.execution import check_completion
 
+ALL = ['accuracy', 'errors', 'metrics']
 METRICS = ('InContextLearningGenerationExactMatchAccuracy', 'StrictMatch', 'NumericMatch', 'TruncatedShare')
+CODE_METRICS = ('InContextLearningCodeEvalAccuracy', 'TruncatedShare', 'PassAt1', 'PassAt1StandardError', 'PassAt3')
 
 
 @pytest.fixture
@@ -31,15 +40,14 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     return {'tasks': str(tmp_path / 'tasks.yaml'), 'data_root': str(tmp_path)}
 
 
-def composer_model(family: str = 'llama') -> HuggingFaceModel:
-    network = networks.network(family, vocab_size=259, max_position_embeddings=128)
-    return HuggingFaceModel(network, tokenizer=tiny.tokenizer())
+def small(family: str) -> Any:
+    return networks.network(family, vocab_size=259, max_position_embeddings=128)
 
 
 def evaluate(settings: dict[str, Any], model: HuggingFaceModel) -> tuple[EvalGauntlet, dict[str, float]]:
     """Return the callback after `Trainer.eval`, and what was logged."""
     logger = InMemoryLogger()
-    callback = EvalGauntlet(**{'max_seq_len': 128, 'save_folder': None, 'log': ['accuracy', 'metrics'], **settings})
+    callback = EvalGauntlet(**{'max_seq_len': 128, 'save_folder': None, 'log': ALL, **settings})
     trainer = Trainer(model=model, callbacks=[callback], loggers=[logger], device='cpu', progress_bar=False)
     trainer.eval()
     trainer.close()
@@ -48,7 +56,7 @@ def evaluate(settings: dict[str, Any], model: HuggingFaceModel) -> tuple[EvalGau
 
 def test_an_evaluation_of_only_generation_tasks(settings, caplog):
     with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
-        callback, logged = evaluate(settings, composer_model())
+        callback, logged = evaluate(settings, tiny.composer_model())
     said = [record.message for record in caplog.records if 'probe' in record.message]
     assert len(said) == 1
     assert said[0].startswith('generation: key-value cache, prompts in a token stream (probe: 8 generations within ')
@@ -70,7 +78,7 @@ def test_chosen_budgets_are_recorded_and_used_again(settings, tmp_path: Path, mo
     def budgets(chosen: Budget) -> tuple[int | None, ...]:
         """Return the tokens and requests per batch when these would be chosen for a new evaluation."""
         monkeypatch.setattr(runner, 'automatic_budget', lambda *_, **__: chosen)
-        evaluate({**settings, 'save_folder': str(folder)}, composer_model())
+        evaluate({**settings, 'save_folder': str(folder)}, tiny.composer_model())
         record = json.loads((folder / 'results.json').read_text())
         names = ('tokens_per_batch', 'generation_tokens_per_batch', 'requests_per_batch')
         return tuple(record['config'][name] for name in names)
@@ -87,7 +95,7 @@ def test_chosen_budgets_are_recorded_and_used_again(settings, tmp_path: Path, mo
 
 def test_a_model_without_a_cache_generates_and_logs_it(settings, caplog):
     with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
-        callback, _ = evaluate(settings, composer_model('mamba'))
+        callback, _ = evaluate(settings, tiny.composer_model(small('mamba')))
     assert any('no cache, whole rows at every token' in record.message for record in caplog.records)
     assert len(callback.evaluation.results['greedy/1-shot']) == 20
 
@@ -97,7 +105,7 @@ def test_without_eos_generations_reach_their_limit(settings, tmp_path: Path):
     del tasks[0]['early_stopping_criteria']
     bare = tiny.tokenizer()
     bare.eos_token = bare.pad_token = None
-    network = networks.network(vocab_size=259, max_position_embeddings=128)
+    network = small('llama')
     network.generation_config.eos_token_id = None
     callback, _ = evaluate({**settings, 'tasks': tasks}, HuggingFaceModel(network, tokenizer=bare))
     results = callback.evaluation.results['greedy/1-shot']
@@ -118,9 +126,9 @@ def test_a_generation_beyond_the_positions_is_an_error(settings, count: int, sem
     tasks[0]['generation_kwargs'] = {'max_new_tokens': count}
     settings = {**settings, 'tasks': tasks, 'semantics': semantics}
     with pytest.raises(ModelError, match=f'greedy/1-shot: {problem}'):
-        evaluate(settings, composer_model())
+        evaluate(settings, tiny.composer_model())
     if semantics == 'reference':
-        _, logged = evaluate(settings, composer_model('mpt'))  # whose positions have no end
+        _, logged = evaluate(settings, tiny.composer_model(small('mpt')))  # whose positions have no end
         assert 0 <= logged[f'metrics/greedy/1-shot/{METRICS[0]}'] <= 1
 
 
@@ -130,3 +138,119 @@ def test_generation_config_names_further_end_tokens(own, expected):
     assert end_ids(SimpleNamespace(eos_token_id=7), model, reference=False) == expected
     assert end_ids(SimpleNamespace(eos_token_id=7), model, reference=True) == {7}
     assert end_ids(SimpleNamespace(eos_token_id=None), model, reference=True) == set()
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> dict[str, Any]:
+    """Return one task whose programs a random model mostly gets right: they are comments."""
+    sandbox()
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [tiny.write_programs(tmp_path)]}))
+    return {'tasks': str(tmp_path / 'tasks.yaml'), 'data_root': str(tmp_path)}
+
+
+def test_programs_run_beside_the_model_and_all_are_scored(programs, tmp_path):
+    callback, logged = evaluate({**programs, 'save_folder': str(tmp_path / 'records')}, tiny.composer_model())
+    results = callback.evaluation.results['programs/0-shot']
+    assert [(result.key.row, result.key.sample) for result in results] == [(n, k) for n in range(6) for k in range(3)]
+    problems = callback.data.examples['programs/0-shot']
+    task = callback.data.suite.tasks[0]
+    for result in results:  # each score is that of its text
+        program = task.program(problems[result.key.row].content)
+        assert result.score == check_completion(program, result.text, sandbox()).passed
+    assert {result.score for result in results} == {0.0, 1.0}
+    assert set(CODE_METRICS) <= {key.rsplit('/', 1)[1] for key in logged if key.startswith('metrics/programs/0-shot/')}
+    share = sum(result.score for result in results) / len(results)
+    accuracy = logged['metrics/programs/0-shot/InContextLearningCodeEvalAccuracy']
+    assert accuracy == pytest.approx(share) == logged['metrics/programs/0-shot/PassAt1']
+    assert logged['metrics/programs/0-shot/PassAt3'] >= accuracy
+    (record,) = (tmp_path / 'records').rglob('results.json')
+    assert json.loads(record.read_text())['config']['sandbox'] == str(sandbox())
+
+
+class Broken(Exception):
+    """Raised to end an evaluation."""
+
+
+def in_background(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
+    """Run `work` in the thread of programs, before its first ones."""
+    whole, waiting = PreparedEvaluation.results, [work]
+
+    def results(self: PreparedEvaluation, outputs: Any) -> Any:
+        if threading.current_thread().name.startswith('gauntlet-programs') and waiting:
+            waiting.pop()()
+        return whole(self, outputs)
+
+    monkeypatch.setattr(PreparedEvaluation, 'results', results)
+
+
+def fail() -> None:
+    raise Broken
+
+
+def test_failed_programs_do_not_affect_the_next_evaluation(programs, monkeypatch):
+    in_background(monkeypatch, fail)
+    callback = EvalGauntlet(**programs, max_seq_len=128, save_folder=None)
+    trainer = Trainer(model=tiny.composer_model(), callbacks=[callback], device='cpu', progress_bar=False)
+    with pytest.raises(Broken):
+        trainer.eval()
+    callback.close(trainer.state, trainer.logger)
+    trainer.eval()
+    assert len(callback.evaluation.results['programs/0-shot']) == 18
+
+
+@pytest.mark.filterwarnings('ignore:eval_dataloader label')
+def test_a_single_evaluator_gives_the_numbers_of_the_callback_also_after_failed_programs(programs, monkeypatch):
+    network = tiny.composer_model()
+    tasks, data_root = programs['tasks'], programs['data_root']
+    evaluators = build_icl_evaluators(tasks, network, data_root=data_root, max_seq_len=128, log=ALL)
+    trainer = Trainer(model=network, device='cpu', progress_bar=False)
+    with monkeypatch.context() as patch, pytest.raises(Broken):
+        in_background(patch, fail)
+        trainer.eval(evaluators)
+    trainer.eval(evaluators)
+    values = {name: float(metric.compute()) for name, metric in trainer.state.eval_metrics['programs/0-shot'].items()}
+    callback, _ = evaluate(programs, tiny.composer_model())
+    metrics = callback.evaluation.scores['programs/0-shot'].metrics
+    assert values == {name: pytest.approx(value) for name, value in with_errors(metrics)}
+
+
+class Ending(Callback):
+    """End the first evaluation once programs are waiting, and let them continue in the second."""
+
+    def __init__(self, gauntlet: EvalGauntlet, released: threading.Event) -> None:
+        self.gauntlet = gauntlet
+        self.released = released
+        self.journals: list[SharedJournal] = []
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        loader = self.gauntlet.loader
+        if loader.journal not in self.journals:
+            self.journals.append(loader.journal)
+        if len(self.journals) > 1:
+            self.released.set()
+        elif loader.running:
+            raise Broken
+
+
+def test_programs_of_a_failed_evaluation_are_not_in_the_next_journal(programs, tmp_path, monkeypatch):
+    released = threading.Event()
+    in_background(monkeypatch, lambda: released.wait() or None)
+    written: list[tuple[SharedJournal, Any]] = []
+    add = SharedJournal.add
+
+    def noted(self: SharedJournal, results: Mapping[Any, Any], *, suspect: bool = False) -> None:
+        if threading.current_thread().name.startswith('gauntlet-programs'):
+            written.append((self, [*results]))
+        add(self, results, suspect=suspect)
+
+    monkeypatch.setattr(SharedJournal, 'add', noted)
+    callback = EvalGauntlet(**programs, max_seq_len=128, save_folder=str(tmp_path / 'records'))
+    ending = Ending(callback, released)
+    trainer = Trainer(model=tiny.composer_model(), callbacks=[callback, ending], device='cpu', progress_bar=False)
+    with pytest.raises(Broken):
+        trainer.eval()
+    callback.close(trainer.state, trainer.logger)
+    trainer.eval()
+    assert len(callback.evaluation.results['programs/0-shot']) == 18
+    first, second = ending.journals
+    assert written[0][0] is first and [journal for journal, _ in written[1:]] == [second] * (len(written) - 1)

@@ -64,6 +64,14 @@ def model(seed: int = 0) -> transformers.GPT2LMHeadModel:
     return transformers.GPT2LMHeadModel(config)
 
 
+def composer_model(network: Any = None) -> HuggingFaceModel:
+    """Return a network with the tokenizer as Composer trains it, by default a Llama of 128 positions."""
+    import networks  # which workers do not need
+
+    network = network or networks.network(vocab_size=259, max_position_embeddings=128)
+    return HuggingFaceModel(network, tokenizer=tokenizer())
+
+
 def save(network: Any, folder: Path, **arguments: Any) -> Path:
     """Save a network and the tokenizer as a Hugging Face folder."""
     network.save_pretrained(folder, **arguments)
