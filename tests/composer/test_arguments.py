@@ -14,45 +14,41 @@ from llmfoundry_gauntlet.composer.evaluate import read_config
 from llmfoundry_gauntlet.composer.loggers import build_loggers
 
 MODEL = str(FIXTURES / 'models' / 'rotary_bos')
-WRONG = [
-    ('model', ['a', 'b'], 'is a list; allowed: text'),
-    ('model', None, 'is empty; allowed: text'),
-    ('model', '', "is ''; allowed: text"),
-    ('out', 3, 'is 3; allowed: text'),
-    ('out', ' ', "is ' '; allowed: text"),
-    ('tokenizer', {'name': 'x'}, 'is a mapping; allowed: text'),
-    ('device', True, 'is True; allowed: text'),
-    ('precision', ['fp32'], 'is a list; allowed: text'),
-    ('overwrite', 'yes', "is 'yes'; allowed: true or false"),
-    ('resume', 1, 'is 1; allowed: true or false'),
+WRONG: list[dict[str, tuple[Any, str]]] = [  # values by name, and what is said of them
+    {
+        'model': (['a', 'b'], 'is a list; allowed: text'),
+        'out': (3, 'is 3; allowed: text'),
+        'tokenizer': ({'name': 'x'}, 'is a mapping; allowed: text'),
+        'device': (True, 'is True; allowed: text'),
+        'precision': (['fp32'], 'is a list; allowed: text'),
+        'dist_timeout': ('long', "is 'long'; allowed: a number"),
+        'overwrite': ('yes', "is 'yes'; allowed: true or false"),
+        'resume': (1, 'is 1; allowed: true or false'),
+        'interval': ('1ep', 'only applies in training; an evaluation alone runs once and writes to out'),
+    },
+    {'model': ('', "is ''; allowed: text"), 'out': (' ', "is ' '; allowed: text")},
 ]
 
 
-@pytest.mark.parametrize(('name', 'value', 'found'), WRONG)
-def test_an_argument_of_the_wrong_type_is_named(name: str, value: Any, found: str):
-    arguments = {'model': MODEL, 'tasks': 't.yaml', name: value}
+@pytest.mark.parametrize('wrong', WRONG)
+def test_all_arguments_of_the_wrong_type_are_named_at_once(tmp_path: Path, wrong: dict[str, tuple[Any, str]]):
+    values = {'tasks': 't.yaml', **{name: value for name, (value, _) in wrong.items()}}
     with pytest.raises(ConfigError) as raised:
-        evaluate(arguments.pop('model'), **arguments)
-    assert raised.value.problems == (f'evaluate: {name}: {found}',)
-
-
-@pytest.mark.parametrize(('name', 'value', 'found'), [*WRONG, ('dist_timeout', 'long', "is 'long'; allowed: a number")])
-def test_a_yaml_argument_of_the_wrong_type_is_named(tmp_path: Path, name: str, value: Any, found: str):
+        evaluate(**values)
+    assert {*raised.value.problems} == {f'evaluate: {name}: {found}' for name, (_, found) in wrong.items()}
     path = tmp_path / 'eval.yaml'
-    path.write_text(json.dumps({'model': MODEL, 'out': 'o', 'tasks': 't.yaml', name: value}))
+    path.write_text(json.dumps(values))
     with pytest.raises(ConfigError) as raised:
         read_config(str(path), [])
-    if value is not None:
-        assert raised.value.problems == (f'{path}:1: {name}: {found}',)
-    else:  # in a file an empty key is as good as none
-        assert raised.value.problems == (f"{path}: the key '{name}' is missing",)
+    assert {*raised.value.problems} == {f'{path}:1: {name}: {found}' for name, (_, found) in wrong.items()}
 
 
-def test_all_wrong_arguments_are_listed_at_once():
-    with pytest.raises(ConfigError) as raised:
-        evaluate(3, out=4, tasks='t.yaml', interval='1ep', save_folder='x')  # type: ignore[arg-type]
-    names = [problem.split(': ')[1] for problem in raised.value.problems]
-    assert names == ['model', 'out', 'interval', 'save_folder']
+def test_no_model_is_an_error(tmp_path: Path):
+    with pytest.raises(ConfigError, match='evaluate: model: is empty; allowed: text'):
+        evaluate(None, tasks='t.yaml')  # type: ignore[arg-type]
+    (tmp_path / 'eval.yaml').write_text(json.dumps({'model': None, 'out': 'o', 'tasks': 't.yaml'}))
+    with pytest.raises(ConfigError, match="the key 'model' is missing"):  # in a file an empty key is as good as none
+        read_config(str(tmp_path / 'eval.yaml'), [])
 
 
 @pytest.mark.parametrize(

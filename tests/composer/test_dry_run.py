@@ -159,7 +159,7 @@ def test_a_dry_run_changes_no_later_evaluation(settings):
 
 def words_of(settings: dict[str, Any]) -> list[Any]:
     words = ['run', '--model', MODEL, '--tasks', settings['tasks'], '--data-root', settings['data_root']]
-    return [*words, '--device', 'cpu', '--max-seq-len', 128, '--dry-run', '--sandbox', 'none']
+    return [*words, '--device', 'cpu', '--max-seq-len', 128, '--sandbox', 'none']
 
 
 def test_the_command_prints_everything_and_writes_nothing(gauntlet, settings, tmp_path, monkeypatch):
@@ -167,7 +167,7 @@ def test_the_command_prints_everything_and_writes_nothing(gauntlet, settings, tm
     work.mkdir()
     monkeypatch.chdir(work)
     before = sorted(tmp_path.rglob('*'))
-    words = words_of(settings)
+    words = [*words_of(settings), '--dry-run']
     status, out, _ = gauntlet(*words)
     assert status == 0
     assert 'sums/2-shot' in out and 'about ' in out and 'one batch was run, and scaled by its cost' in out
@@ -183,7 +183,7 @@ def test_precision_targets_are_shown_with_a_gauntlet(gauntlet, settings, tmp_pat
     benchmarks = [{'name': task['label'], 'num_fewshot': task['num_fewshot'][0]} for task in tasks]
     suite = {'eval_gauntlet': {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}}
     (tmp_path / 'gauntlet.yaml').write_text(json.dumps(suite))
-    words = words_of(settings)
+    words = [*words_of(settings), '--dry-run']
     status, out, err = gauntlet(*words, '--gauntlet', tmp_path / 'gauntlet.yaml', '--format', 'json')
     assert status == 0, err
     found = json.loads(out)
@@ -201,23 +201,13 @@ def test_precision_targets_are_shown_with_a_gauntlet(gauntlet, settings, tmp_pat
 @pytest.mark.parametrize(
     ('words', 'expected'),
     [
-        (('--outputs', 'answers.jsonl', '--tasks', 'TASKS'), '--dry-run: has no effect with --outputs'),
-        (('--from', 'runs/a'), '--dry-run: has no effect with --from'),
-        (('--model', MODEL, '--tasks', 'TASKS', '--time-budget', '9s'), '--time-budget: has no effect with --dry-run'),
-        (('--model', MODEL, '--tasks', 'TASKS', '--max-seq-len', 99999), '--max-seq-len: is 99999'),
-        (('--model', MODEL, '--tasks', 'TASKS', '--precision', 'fp7'), "--precision: is 'fp7'"),
-        (('--model', MODEL, '--tasks', 'TASKS', '--out', 'FULL'), 'is not empty'),
-        (('--model', MODEL), '57 of 57 data files are missing'),
+        (('--dry-run', '--max-seq-len', 99999), '--max-seq-len: is 99999'),
+        (('--dry-run', '--out', 'FULL'), 'is not empty'),
+        ((), '--out: is missing'),
     ],
 )
-def test_settings_are_checked_as_in_a_real_run(gauntlet, settings, tmp_path, words, expected: str):
-    names = {'TASKS': settings['tasks'], 'FULL': tmp_path}
-    words = [names.get(word, word) for word in words]
-    status, out, err = gauntlet('run', *words, '--data-root', tmp_path, '--dry-run')
+def test_settings_are_checked_as_in_a_real_run_which_needs_a_folder(gauntlet, settings, tmp_path, words, expected: str):
+    words = [{'FULL': tmp_path}.get(word, word) for word in words]
+    status, out, err = gauntlet(*words_of(settings), *words)
     assert (status, out) == (2, '')
     assert expected in err and 'Traceback' not in err
-
-
-def test_a_real_run_needs_a_folder(gauntlet, settings):
-    status, _, err = gauntlet('run', '--model', MODEL, '--tasks', settings['tasks'])
-    assert status == 2 and err.startswith('error: --out: is missing')
