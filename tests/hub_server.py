@@ -14,61 +14,38 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 COMMIT = '0123456789abcdef0123456789abcdef01234567'
+Hub = dict[str, dict[str, bytes]]  # the files of each dataset
 
 
-class HubServer:
-    """The datasets of the server by name, and their files."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, dict[str, bytes]] = {}
-        self.asked: list[str] = []
-
-    def put(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Add a dataset."""
-        self.files[name] = dict(files)
-
-    def answer(self, path: str, asked: Mapping[str, list[str]]) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body of an answer."""
-        self.asked.append(path)
-        is_api = path.startswith('/api/datasets/')
-        parts = path.removeprefix('/api').removeprefix('/datasets/').split('/')
-        name, rest = '/'.join(parts[:2]), parts[2:]
-        files = self.files.get(name)
-        if files is None:
-            return 404, {'X-Error-Code': 'RepoNotFound'}, b''
-        if not is_api:
-            return self.file(files, '/'.join(rest[2:]))
-        if not rest or rest[0] == 'revision':
-            return as_json({'id': name, 'sha': COMMIT, 'siblings': [{'rfilename': file} for file in files]})
-        below = '/'.join(rest[2:])
-        entries = [
-            {'type': 'file', 'path': file, 'size': len(content), 'oid': hashlib.sha1(content).hexdigest()}
-            for file, content in files.items()
-        ]
-        if rest[0] == 'paths-info':
-            return as_json([entry for entry in entries if entry['path'] in asked.get('paths', [])])
-        return as_json([] if below else entries)
-
-    def file(self, files: Mapping[str, bytes], file: str) -> tuple[int, dict[str, str], bytes]:
-        """Return a file of a dataset."""
+def respond(files: Mapping[str, bytes] | None, rest: list[str], asked: Any) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of a response about a dataset; `rest` is what follows its name in the path."""
+    if files is None:
+        return 404, {'X-Error-Code': 'RepoNotFound'}, b''
+    file = '/'.join(rest[2:])
+    if rest and rest[0] == 'resolve':
         if file not in files:
             return 404, {'X-Error-Code': 'EntryNotFound', 'X-Repo-Commit': COMMIT}, b''
         etag = hashlib.sha1(files[file]).hexdigest()
         return 200, {'X-Repo-Commit': COMMIT, 'ETag': f'"{etag}"'}, files[file]
-
-
-def as_json(value: Any) -> tuple[int, dict[str, str], bytes]:
-    """Return an answer of the API."""
-    return 200, {'Content-Type': 'application/json'}, json.dumps(value).encode()
+    if not rest or rest[0] == 'revision':
+        found: Any = {'id': 'org/name', 'sha': COMMIT, 'siblings': [{'rfilename': name} for name in files]}
+    else:  # paths-info with `paths`, or tree
+        wanted = asked.get('paths', []) if rest[0] == 'paths-info' else () if file else files
+        found = [
+            {'type': 'file', 'path': name, 'size': len(content), 'oid': hashlib.sha1(content).hexdigest()}
+            for name, content in files.items()
+            if name in wanted
+        ]
+    return 200, {'Content-Type': 'application/json'}, json.dumps(found).encode()
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """Return a hub that `datasets` and `huggingface_hub` use instead of the real one."""
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Return the datasets, none yet, of a hub that `datasets` and `huggingface_hub` use instead of the real one."""
     import datasets
     from huggingface_hub.utils import reset_sessions
 
-    served = HubServer()
+    served: Hub = {}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = 'HTTP/1.1'
@@ -76,10 +53,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
             address = urlsplit(self.path)
-            asked = parse_qs(address.query) | (parse_qs(body.decode()) if body else {})
+            asked: Any = parse_qs(address.query) | (parse_qs(body.decode()) if body else {})
             with contextlib.suppress(ValueError):
                 asked |= json.loads(body)
-            status, headers, content = served.answer(unquote(address.path), asked)
+            organisation, name, *rest = unquote(address.path).removeprefix('/api').removeprefix('/datasets/').split('/')
+            status, headers, content = respond(served.get(f'{organisation}/{name}'), rest, asked)
             self.send_response(status)
             for key, value in {**headers, 'Content-Length': str(len(content))}.items():
                 self.send_header(key, value)

@@ -313,12 +313,12 @@ def test_other_files_beside_the_data_are_ignored(tmp_path: Path):
     assert not marker.exists()
 
 
-def test_rows_on_the_hub_are_read_and_scripts_and_pickles_are_not(tmp_path: Path, hub: hub_server.HubServer):
+def test_rows_on_the_hub_are_read_and_scripts_and_pickles_are_not(tmp_path: Path, hub: hub_server.Hub):
     marker = tmp_path / 'code has run'
-    hub.put('org/rows', {'test.jsonl': LINE, 'other.pkl': pickle.dumps(Marking(marker))})
+    hub['org/rows'] = {'test.jsonl': LINE, 'other.pkl': pickle.dumps(Marking(marker))}
     assert len(read(tmp_path, 'language_modeling', 'hf://org/rows')) == 1
-    hub.put('org/quiz', {'quiz.py': script_of(marker), 'test.jsonl': LINE})
-    hub.put('org/pickle', {'test.pkl': pickle.dumps(Marking(marker))})
+    hub['org/quiz'] = {'quiz.py': script_of(marker), 'test.jsonl': LINE}
+    hub['org/pickle'] = {'test.pkl': pickle.dumps(Marking(marker))}
     for uri in ('hf://org/quiz', 'hf://org/pickle'):
         (problem,) = problems(tmp_path, 'language_modeling', uri)
         assert problem.startswith(f'{uri}: ')
