@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # numpy is not loaded to read YAML files
 
 Ids: TypeAlias = 'npt.NDArray[np.int32]'  # token ids
 Ints: TypeAlias = 'npt.NDArray[np.int64]'
-Integers: TypeAlias = 'npt.NDArray[np.integer]'  # of any width
 Floats: TypeAlias = 'npt.NDArray[np.float64]'
 Bools: TypeAlias = 'npt.NDArray[np.bool_]'
 ClusterNumbers: TypeAlias = 'npt.NDArray[np.uint64]'
@@ -188,7 +187,7 @@ class ScoreOutput:
     key: ItemKey
     logprobs: tuple[Floats, ...]
     is_argmax: tuple[Bools, ...]
-    num_top: tuple[Integers, ...]
+    num_top: tuple[Ints, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -11,10 +12,8 @@ from llmfoundry_gauntlet.metrics.consistency import (
     OPTION_ORDER,
     QuestionKey,
     VariantResult,
-    answers_by_label,
     by_question,
     missing_reason,
-    own_label_of,
     variant_order,
 )
 
@@ -41,7 +40,7 @@ def reference_accuracy(
     *,
     macro: bool,
     labels: Sequence[str] = (),
-    own_labels: Mapping[QuestionKey, str] | None = None,
+    own_labels: Mapping[QuestionKey, str] = MappingProxyType({}),
 ) -> ReferenceAccuracy:
     """Return the reference's accuracies. MMLU-Pro's are `macro`; option order as in `reference_consistency_rate`.
 
@@ -79,13 +78,13 @@ def marks(
     group: Sequence[VariantResult],
     labels: Sequence[str],
     question: QuestionKey,
-    own_labels: Mapping[QuestionKey, str] | None,
+    own_labels: Mapping[QuestionKey, str],
 ) -> dict[str, bool]:
     """Return whether each of the reference's variants of a question is right."""
     if not group[0].variant.startswith(OPTION_ORDER):
         return {result.variant: is_right(result) for result in group}
-    given = answers_by_label(group)
-    own = own_label_of(question, own_labels)
+    given = {result.variant.removeprefix(OPTION_ORDER): result.reference_answer for result in group}
+    own = own_labels[question]
     return {
         f'{OPTION_ORDER}{label}': given[label] == label if label in given else given[own] == own for label in labels
     }

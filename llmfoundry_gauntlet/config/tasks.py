@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 MULTIPLE_CHOICE = 'multiple_choice'  # the task type whose rows SCORE can perturb
 WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
@@ -40,6 +40,9 @@ class TaskSpec:
       choice separately, as llm-foundry does).
     * `fewshot`: 'reference' (shots drawn for each item, as llm-foundry does), or 'fixed', the same for all items.
     """
+
+    is_in_llm_foundry: ClassVar[bool] = True  # its semantics can be reproduced
+    samples_by_default: ClassVar[bool] = False  # generations are sampled without `generation_kwargs.do_sample`
 
     label: str
     dataset_uri: str
@@ -93,11 +96,6 @@ class TaskSpec:
         return self.semantics == 'reference'
 
     @property
-    def is_in_llm_foundry(self) -> bool:
-        """Return whether llm-foundry has this task type, so that its semantics can be reproduced."""
-        return True
-
-    @property
     def has_rows(self) -> bool:
         """Return whether the location of the rows is known."""
         return True
@@ -111,11 +109,6 @@ class TaskSpec:
     def num_samples(self) -> int:
         """Return the number of generations per prompt."""
         return 1
-
-    @property
-    def samples_by_default(self) -> bool:
-        """Return whether generations are sampled if `generation_kwargs.do_sample` is not set."""
-        return False
 
     @property
     def keys(self) -> dict[str, Any]:

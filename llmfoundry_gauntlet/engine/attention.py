@@ -126,49 +126,43 @@ def replacement(model: Any) -> Replacement:
     for module in modules:
         family = type(module).__name__
         if hasattr(module, 'attn_fn'):
-            check_foundry(module)
+            tuning = getattr(module, 'attn_temperature_tuning', None)
+            if tuning is not None and tuning['attn_scale'] != 0:  # depends on a token's place in its row
+                raise Unsupported('attn_temperature_tuning')
             changes.append((module, 'attn_fn', partial(attend_for_foundry, module.attn_impl)))
         elif family in FUNCTIONS:
             name, function = FUNCTIONS[family]
             changes.append((module, name, partial(function, module)))
-        elif (sdpa := sdpa_class(module)) is not None:
+        elif (sdpa := other_class(module, 'sdpa')) is not None:
             changes.append((module, '__class__', sdpa))
         if '_use_sdpa' in vars(module):
             changes.append((module, '_use_sdpa', True))
         if hasattr(module, '_update_causal_mask'):
-            changes.append((module, '_update_causal_mask', no_mask))
+            changes.append((module, '_update_causal_mask', lambda *_, **__: None))
         if family == 'MptModel':
-            changes.append((sys.modules[type(module).__module__], '_prepare_4d_causal_attention_mask', small_mask))
+            owner = sys.modules[type(module).__module__]
+            changes.append(
+                (owner, '_prepare_4d_causal_attention_mask', lambda mask, *_, **__: mask.new_zeros(1, 1, 1, 1))
+            )
         if family == 'MPTModel':
             if module.rope_impl == 'dail':
                 raise Unsupported('rope_impl: dail')
-            changes += [(module, '_attn_bias', no_bias), (module.config, 'max_seq_len', UNLIMITED)]
+            changes += [
+                (module, '_attn_bias', lambda *_, **__: (None, None)),
+                (module.config, 'max_seq_len', UNLIMITED),
+            ]
         if family in KEY_BIASES and getattr(module, 'use_alibi', getattr(module, 'alibi', True)):
             key_bias, counts_masked = partial(KEY_BIASES[family], module), family in COUNT_MASKED
     return Replacement(changes=changes, by_name=False, key_bias=key_bias, counts_masked=counts_masked)
 
 
-def sdpa_class(module: torch.nn.Module) -> type[torch.nn.Module] | None:
-    """Return the sdpa variant of an attention module's class, from transformers' `*_ATTENTION_CLASSES` table."""
+def other_class(module: torch.nn.Module, implementation: str) -> type[torch.nn.Module] | None:
+    """Return another variant of an attention module's class, from transformers' `*_ATTENTION_CLASSES` table."""
     for name, table in vars(sys.modules[type(module).__module__]).items():
-        if name.endswith('ATTENTION_CLASSES') and 'sdpa' in table and type(module) in table.values():
-            found: type[torch.nn.Module] = table['sdpa']
+        if name.endswith('ATTENTION_CLASSES') and implementation in table and type(module) in table.values():
+            found: type[torch.nn.Module] = table[implementation]
             return found if found is not type(module) else None
     return None
-
-
-def no_mask(*_: Any, **__: Any) -> None:
-    """Replace a function that builds a dense mask; return no mask."""
-
-
-def small_mask(mask: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """Replace a function that builds a dense mask; return a mask with one element."""
-    return mask.new_zeros(1, 1, 1, 1)
-
-
-def no_bias(*_: Any, **__: Any) -> tuple[None, None]:
-    """Replace llm-foundry's function that builds bias and mask; return neither."""
-    return None, None
 
 
 def attend_by_name(
@@ -184,8 +178,6 @@ def attend_by_name(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Implement transformers' AttentionInterface; further arguments are ignored."""
-    if _attention.get() is None:
-        raise RuntimeError(f'{NAME} is called outside of an evaluation')
     return attend(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap), None
 
 
@@ -201,7 +193,8 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settin
     models under autocast are float32.
     """
     attention = _attention.get()
-    assert attention is not None
+    if attention is None:
+        raise RuntimeError(f'{NAME} is called outside of an evaluation')
     return attention.attend(query.to(value.dtype), key.to(value.dtype), value, **settings)
 
 
@@ -237,13 +230,6 @@ def attend_for_bloom(
     query, key, value = module._reshape(module.query_key_value(hidden_states))
     found = attend(query, key, value, scaling=module.inv_norm_factor)
     return residual + module.dense(found.flatten(2)), None
-
-
-def check_foundry(module: Any) -> None:
-    """Raise Unsupported for settings of llm-foundry's attention that depend on a token's place in its row."""
-    tuning = getattr(module, 'attn_temperature_tuning', None)
-    if tuning is not None and tuning['attn_scale'] != 0:
-        raise Unsupported('attn_temperature_tuning')
 
 
 def attend_for_foundry(

@@ -10,7 +10,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
@@ -74,11 +74,21 @@ def plan_continuous_batches(
     runnable = [request for request in requests if request.unscorable is None]
     share = requests_per_batch or max(LEAST_REQUESTS, math.ceil(len(runnable) / MOST_BATCHES))
     groups = [(None, runnable)] if rotary is None else rotary.groups(runnable)
-    return [
-        replace(make_continuous_batch(members, num_slots, tokens_per_batch), rope_length=length)
-        for length, group in groups
-        for members, num_slots in gather(prompt_families(group), share, tokens_per_batch)
-    ]
+    batches = []
+    for length, group in groups:
+        for members, num_slots in gather(prompt_families(group), share, tokens_per_batch):
+            prompts = {request.context.tobytes(): len(request.context) for request in members}
+            new_tokens = sum(request.max_new_tokens for request in members)
+            batches.append(
+                ContinuousBatch(
+                    requests=tuple(members),
+                    num_slots=min(num_slots, len(members)),
+                    tokens_per_batch=tokens_per_batch,
+                    cost=sum(prompts.values()) + STEP_COST * GENERATED_SHARE * new_tokens,
+                    rope_length=length,
+                )
+            )
+    return batches
 
 
 def prompt_families(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:
@@ -114,30 +124,12 @@ def gather(
                 yield members, num_slots
                 members = []
             if not members:
-                num_slots = slots_at_once(longest, tokens_per_batch)
+                most = min(CACHED_PER_TOKEN * tokens_per_batch // longest, tokens_per_batch // TOKENS_PER_SLOT)
+                num_slots = max(1, most)
                 size = min(share, WAITING * num_slots)
             members.extend(group)
     if members:
         yield members, num_slots
-
-
-def slots_at_once(length: int, tokens_per_batch: int) -> int:
-    """Return the number of sequences of this length to decode at a time."""
-    return max(1, min(CACHED_PER_TOKEN * tokens_per_batch // length, tokens_per_batch // TOKENS_PER_SLOT))
-
-
-def make_continuous_batch(
-    requests: Sequence[GenerateRequest], num_slots: int, tokens_per_batch: int
-) -> ContinuousBatch:
-    """Return a batch with its estimated cost."""
-    prompts = {request.context.tobytes(): len(request.context) for request in requests}
-    new_tokens = sum(request.max_new_tokens for request in requests)
-    return ContinuousBatch(
-        requests=tuple(requests),
-        num_slots=min(num_slots, len(requests)),
-        tokens_per_batch=tokens_per_batch,
-        cost=sum(prompts.values()) + STEP_COST * GENERATED_SHARE * new_tokens,
-    )
 
 
 def requests_per_batch(num_requests: int, num_ranks: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.logits import output_layer, picking, rounding_of
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
-from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
+from llmfoundry_gauntlet.engine.tree_attention import KeyValue, TreeLayout
 from llmfoundry_gauntlet.engine.trees import Stream, context_request, lay_out_stream
 from llmfoundry_gauntlet.scoring.text import stop_position
 from llmfoundry_gauntlet.types import Bools, GenerateRequest, Generation, Ids, Ints
@@ -170,7 +171,7 @@ class DecodingModel:
         self.usage.prompt_tokens += len(stream.tokens)
         found: dict[int, KeyValue] = {}
         last = self._ids(ends)
-        with engine.using(tree_layout(stream, device, found, is_cached=True, key_bias=engine.key_bias)):
+        with engine.using(TreeLayout(stream, device, found, is_cached=True, key_bias=engine.key_bias)):
             logits = self._logits(
                 stream.tokens[None], stream.depths[None], engine.mask(device), lambda states: states[:, last]
             )
@@ -219,11 +220,6 @@ class GenerationDecoder:
         decoded: str = self.tokenizer.decode(ids, skip_special_tokens=True, **options)
         return before + decoded
 
-    def piece(self, ids: list[int]) -> str:
-        """Return the text of some tokens without clean-up of spaces."""
-        decoded: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return decoded
-
 
 class OngoingGeneration:
     """The generation for one request, token by token.
@@ -270,8 +266,9 @@ class OngoingGeneration:
 
     def _stops(self) -> bool:
         """Return whether the latest token completes a stop."""
-        before = self.decoder.piece(self.ids[self._start : self._read]) if self._read else ''
-        piece = self.decoder.piece(self.ids[self._start :])[len(before) :]
+        decoded = partial(self.decoder.text, verbatim=True, restores_space=False)
+        before = decoded(self.ids[self._start : self._read]) if self._read else ''
+        piece = decoded(self.ids[self._start :])[len(before) :]
         if not piece:  # a special token, or a leading space that the tokenizer drops
             self._read = len(self.ids)
             return False

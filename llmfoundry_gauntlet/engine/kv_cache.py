@@ -159,7 +159,7 @@ class KVCache(Cache):
 
     def _grow(self) -> None:
         """Reallocate buffers with GROWTH more columns, dropping leading columns that no slot uses."""
-        by = min(self._first, self.column - self.longest_context)
+        by = min(min(self.starts, default=self.column), self.column - self.longest_context)
         used = self.column - by
         for layer, (keys, values) in self._layers.items():
             self._layers[layer] = self._grown(keys, by, used), self._grown(values, by, used)
@@ -176,18 +176,12 @@ class KVCache(Cache):
         grown[: self.num_used, :, :used] = buffer[: self.num_used, :, by : self.column]
         return grown
 
-    def _buffers(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _buffers(self, layer: int, *states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer not in self._layers:
-            self._layers[layer] = self._new_buffer(keys), self._new_buffer(values)
+            slots, columns = self.mask.shape
+            keys, values = (part.new_zeros(slots, part.shape[1], columns, part.shape[3]) for part in states)
+            self._layers[layer] = keys, values
         return self._layers[layer]
-
-    def _new_buffer(self, states: torch.Tensor) -> torch.Tensor:
-        slots, columns = self.mask.shape
-        return states.new_zeros(slots, states.shape[1], columns, states.shape[3])
-
-    @property
-    def _first(self) -> int:
-        return min(self.starts, default=self.column)
 
 
 class CachedAttention:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -26,15 +25,6 @@ CHUNK_ELEMENTS = 512 * 32768  # logits at a time
 BLOCK = {'cpu': 32, 'cuda': CHUNK}  # positions reduced at a time; on a CPU their logits fit into its cache
 
 Tail = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenScores:
-    """Values of the N scored tokens, in order."""
-
-    logprobs: Floats  # [N], natural logarithms
-    is_argmax: Bools  # [N]
-    num_top: Ints  # [N]: entries that share the highest logit, 0 where the token is not among them
 
 
 class LogitReader:
@@ -65,14 +55,17 @@ class LogitReader:
         for places in self.places.split(CHUNK):
             self.take(logits[places])
 
-    def scores(self) -> TokenScores:
-        """Return the values of all scored tokens. Raise RuntimeError unless every position was taken."""
+    def scores(self) -> tuple[Floats, Bools, Ints]:
+        """Return the values of all scored tokens as in ScoreOutput. Raise RuntimeError unless every position was taken.
+
+        They are log-probabilities, argmax flags, and numbers of entries that share the highest logit, shape [N] each.
+        """
         if self.done != len(self.places):
             raise RuntimeError(f'logits of {self.done} positions were made, {len(self.places)} are read')
         back = np.empty_like(self.order)
         back[self.order] = np.arange(len(self.order))
         logprobs, is_argmax, num_top = torch.cat(self.parts, dim=1).cpu().numpy()[:, back]
-        return TokenScores(logprobs.astype(np.float64), is_argmax > 0, num_top.astype(np.int64))
+        return logprobs.astype(np.float64), is_argmax > 0, num_top.astype(np.int64)
 
 
 def reduce_logits(logits: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

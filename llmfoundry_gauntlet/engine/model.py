@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from llmfoundry_gauntlet.engine.logits import (
 )
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths, rotary_length
-from llmfoundry_gauntlet.engine.tree_attention import KeyValue, tree_layout
+from llmfoundry_gauntlet.engine.tree_attention import KeyValue, TreeLayout
 from llmfoundry_gauntlet.engine.trees import (
     Stream,
     Tree,
@@ -119,7 +119,8 @@ class CausalLanguageModel:
         except torch.OutOfMemoryError as error:
             failure = str(error)
         else:
-            return partial(outputs_of, batch, reader)
+            # A batch that only runs a prefix has no outputs.
+            return lambda: [] if reader is None else split_outputs(batch.requests, *reader.scores())
         # The exception, whose frames held tensors, has been freed here.
         self._make_room(batch, failure)
         return joined(list(map(self.launch, batch.halves())))
@@ -153,7 +154,7 @@ class CausalLanguageModel:
             return self._padded_rows(batch)
         if not batch.trees and self.in_step:  # rerun even a cached prefix: ranks must make equally many forwards
             self.forget()
-        prefix = None if batch.prefix is None else self._cached(batch.prefix)
+        prefix = {} if batch.prefix is None else self._cached(batch.prefix)
         if not batch.trees:
             return None
         prepared, self._next = self._next, None
@@ -196,12 +197,10 @@ class CausalLanguageModel:
         """Free the cached prefix, which is stale once the weights change."""
         self._prefix = None
 
-    def _stream(
-        self, stream: Stream, prefix: dict[int, KeyValue] | None = None, *, is_cached: bool = False
-    ) -> LogitReader:
+    def _stream(self, stream: Stream, prefix: dict[int, KeyValue], *, is_cached: bool = False) -> LogitReader:
         """Run trees as one row."""
         engine = self.engine_attention
-        layout = tree_layout(stream, self.device, prefix, is_cached=is_cached, key_bias=engine.key_bias)
+        layout = TreeLayout(stream, self.device, prefix, is_cached=is_cached, key_bias=engine.key_bias)
         with engine.using(layout):
             return self._forward(
                 stream.tokens[None],
@@ -250,14 +249,6 @@ class CausalLanguageModel:
 def stream_of(batch: Batch) -> Stream:
     """Return the trees of a batch as a stream, after its cached prefix."""
     return lay_out_stream(batch.trees, 0 if batch.prefix is None else len(batch.prefix))
-
-
-def outputs_of(batch: Batch, reader: LogitReader | None) -> list[ScoreOutput]:
-    """Wait for a batch; return its outputs, of which a batch that only runs a prefix has none."""
-    if reader is None:
-        return []
-    scores = reader.scores()
-    return split_outputs(batch.requests, scores.logprobs, scores.is_argmax, scores.num_top)
 
 
 def joined(parts: Sequence[Outputs]) -> Outputs:

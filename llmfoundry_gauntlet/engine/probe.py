@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmfoundry_gauntlet.engine.attention import Change, Unsupported, changed, to_device
+from llmfoundry_gauntlet.engine.attention import Change, Unsupported, changed, other_class, to_device
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
 from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import Slot, TextGenerator
@@ -206,7 +205,7 @@ def eager_changes(model: torch.nn.Module) -> list[Change]:
         own = vars(module).get('config')
         if implementation_of(own) is not None:
             configs[id(own)] = own
-        if (eager := eager_class(module)) is not None:
+        if (eager := other_class(module, EAGER)) is not None:
             by_class.append((module, '__class__', eager))
         flags += [(module, name, False) for name in FLAGS if vars(module).get(name) is True]
         if vars(module).get('_attn_implementation', EAGER) != EAGER:
@@ -226,28 +225,14 @@ def implementation_of(config: Any) -> str | None:
         return None
 
 
-def eager_class(module: torch.nn.Module) -> type[torch.nn.Module] | None:
-    """Return the eager variant of an attention module's class, from transformers' `*_ATTENTION_CLASSES` table."""
-    for name, table in vars(sys.modules[type(module).__module__]).items():
-        if name.endswith('ATTENTION_CLASSES') and EAGER in table:
-            found: type[torch.nn.Module] = table[EAGER]
-            return found if type(module) in table.values() and type(module) is not found else None
-    return None
-
-
-def learn(language_model: CausalLanguageModel, request: ScoreRequest) -> tuple[float, float]:
-    """Call `learn` with a single row; return the largest logit and the relative rounding error of the precision."""
-    single = replace(request, contexts=request.contexts[:1], continuations=request.continuations[:1])
-    return language_model.learn([single])
-
-
 def tolerance_of(language_model: CausalLanguageModel, requests: Sequence[ScoreRequest], longest: int) -> float:
     """Return the largest difference of summed log-probabilities that rounding explains, in nats. Calls `learn`.
 
     In half precision it grows with the number of layers, so it is measured: padded rows are scored again in batches of
     another shape, after embeddings that are rounded otherwise.
     """
-    largest, rounding = learn(language_model, requests[0])
+    single = replace(requests[0], contexts=requests[0].contexts[:1], continuations=requests[0].continuations[:1])
+    largest, rounding = language_model.learn([single])
     if not rounding:
         return TOLERANCE
     together, alone = (

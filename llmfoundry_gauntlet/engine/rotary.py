@@ -55,7 +55,11 @@ class RotaryLengths:
 @contextmanager
 def rotary_length(model: Any, length: int) -> Iterator[None]:
     """Make rotary embeddings act as in a forward whose longest row has this length, until the context ends."""
-    modules = [module for module in model.modules() if is_rotary(module)]
+    modules = [
+        module
+        for module in model.modules()
+        if hasattr(module, 'inv_freq') and 'position_ids' in inspect.signature(module.forward).parameters
+    ]
     before = [(dict(module.__dict__), dict(module._buffers)) for module in modules]
     try:
         for module in modules:
@@ -68,11 +72,6 @@ def rotary_length(model: Any, length: int) -> Iterator[None]:
             module.__dict__.update(attributes)
             module._buffers.clear()
             module._buffers.update(buffers)
-
-
-def is_rotary(module: Any) -> bool:
-    """Return whether a module computes rotary embeddings."""
-    return hasattr(module, 'inv_freq') and 'position_ids' in inspect.signature(module.forward).parameters
 
 
 def reset_length(module: Any) -> None:

@@ -307,18 +307,6 @@ def num_in_chain(stream: Stream, start: int, stop: int) -> int:
     return int(breaks[0]) + 1 if len(breaks) else stop - start
 
 
-def tree_layout(
-    stream: Stream,
-    device: torch.device,
-    prefix: dict[int, KeyValue] | None = None,
-    *,
-    is_cached: bool = False,
-    key_bias: KeyBias | None = None,
-) -> TreeLayout:
-    """Return a stream's layout on a device, after a cached prefix or, with `is_cached`, for one to be stored."""
-    return TreeLayout(stream, device, {} if prefix is None else prefix, is_cached=is_cached, key_bias=key_bias)
-
-
 def attend_packed(
     query: torch.Tensor,
     key: torch.Tensor,

@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -269,11 +269,7 @@ def plan_evaluation(
         log.warning('tokens_per_batch is %d, but a request has %d tokens: it is raised', tokens_per_batch, largest)
         batches = batches_of(largest)
     return PlannedEvaluation(
-        data=prepared.data,
-        tasks=prepared.tasks,
-        items=prepared.items,
-        max_seq_len=prepared.max_seq_len,
-        tokenizer=prepared.tokenizer,
+        **{part.name: getattr(prepared, part.name) for part in fields(PreparedEvaluation)},
         batches=tuple(batches),
         continuous_batches=tuple(
             plan_continuous_batches(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.score import ScoreSpec, check_labels, read_score
+from llmfoundry_gauntlet.config.score import check_labels, read_score
 from llmfoundry_gauntlet.config.settings import ERROR, SKIP
 from llmfoundry_gauntlet.config.tasks import SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, listed, read_key, source_name, suggestion
@@ -71,9 +71,13 @@ def load_suite(
     warnings = metrics_left_out(specs) + unknown_labels
     if spec is not None:
         warnings += unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
-    each = tuple(task.at(num_shots) for task in specs for num_shots in task.num_fewshot)
+    every_task = [task.at(num_shots) for task in specs for num_shots in task.num_fewshot]
+    if score_specs:
+        from llmfoundry_gauntlet.tasks.score import score_task  # late: other tasks do not need its scorers
+
+        every_task += [score_task(spec, specs) for spec in score_specs.values()]
     return Suite(
-        tasks=(*each, *score_tasks(score_specs, specs)),
+        tasks=tuple(every_task),
         gauntlet=spec,
         warnings=tuple(warnings),
         missing=dict.fromkeys(lacking, 'no task provides it'),
@@ -202,15 +206,6 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
 def keys_of(kind: type[Task]) -> set[str]:
     """Return the YAML keys of a task type."""
     return {item.name for item in fields(kind)} - set(SETTINGS)
-
-
-def score_tasks(specs: Mapping[int, ScoreSpec], tasks: Sequence[Task]) -> tuple[Task, ...]:
-    """Return the tasks of SCORE's datasets."""
-    if not specs:
-        return ()
-    from llmfoundry_gauntlet.tasks.score import score_task  # imported on use: other tasks do not need its scorers
-
-    return tuple(score_task(spec, tasks) for spec in specs.values())
 
 
 def check_metric_names(task: Task, path: str, problems: Problems) -> None:

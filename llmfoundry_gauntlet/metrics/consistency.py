@@ -44,7 +44,9 @@ def reference_consistency_rate(
         if missing_reason(group):
             continue
         if group[0].variant.startswith(OPTION_ORDER):
-            answers = unswapped(group, labels, own_label_of(question, own_labels))
+            if own_labels is None or question not in own_labels:
+                raise ValueError(f'question {question}: option order needs the label of its gold option')
+            answers = unswapped(group, labels, own_labels[question])
         else:
             group = sorted(group, key=lambda result: variant_order(result.variant))
             answers = [result.reference_answer for result in group]
@@ -62,21 +64,9 @@ def unswapped(group: Sequence[VariantResult], labels: Sequence[str], own: str) -
     gold where the swap put it: of two consecutive `if`s the second undoes the first. A label that the question does not
     have repeats the answer to the original question.
     """
-    given = answers_by_label(group)
+    given = {result.variant.removeprefix(OPTION_ORDER): result.reference_answer for result in group}
     answers = [given[label] if label in given else given[own] for label in labels]
     return [own if answer == label else answer for label, answer in zip(labels, answers, strict=True)]
-
-
-def answers_by_label(group: Sequence[VariantResult]) -> dict[str, str | None]:
-    """Return the answer that the reference extracts from each generation, by the label the gold option was moved to."""
-    return {result.variant.removeprefix(OPTION_ORDER): result.reference_answer for result in group}
-
-
-def own_label_of(question: QuestionKey, own_labels: Mapping[QuestionKey, str] | None) -> str:
-    """Return the gold's label in the original question. Raise ValueError if it is unknown."""
-    if own_labels is None or question not in own_labels:
-        raise ValueError(f'question {question}: option order needs the label of its gold option')
-    return own_labels[question]
 
 
 def equal_pairs(answers: Sequence[str | None], equal: Equal) -> int:

@@ -78,24 +78,18 @@ def task_score(
     names = sorted({result.category for result in results if result.category is not None}) if metrics else []
     if file_sizes and file_sizes.keys() != {result.category for result in results}:
         file_sizes = None  # nothing is known about a category without items
+
+    def plain(name: str | None, members: Sequence[ItemResult]) -> TaskScore:
+        stratum, sizes = task if name is None else f'{task}/{name}', sizes_of(file_sizes, name)
+        return plain_score(task, stratum, metrics, members, allow_missing=allow_missing, file_sizes=sizes)
+
     if not names:
-        sizes = sizes_of(file_sizes, None)
-        return plain_score(task, task, metrics, results, allow_missing=allow_missing, file_sizes=sizes)
+        return plain(None, results)
     parts: dict[str, list[ItemResult]] = {name: [] for name in names}
     for result in results:
         if result.category is not None:
             parts[result.category].append(result)
-    categories = {
-        name: plain_score(
-            task,
-            f'{task}/{name}',
-            metrics,
-            members,
-            allow_missing=allow_missing,
-            file_sizes=sizes_of(file_sizes, name),
-        )
-        for name, members in parts.items()
-    }
+    categories = {name: plain(name, members) for name, members in parts.items()}
     return TaskScore(
         task=task,
         metrics={metric.name: mean_over(categories, metric, results, file_sizes) for metric in metrics},
@@ -314,12 +308,8 @@ def calibration_gaps(results: Sequence[ItemResult]) -> list[float]:
     item's value is its own gap times the sign of its bin's gap, so that the mean of the values is the mean absolute gap
     of the bins, weighted by their number of items.
     """
-    confidences, rights, bins = [], [], []
-    for logprobs, gold in scored(results):
-        confidence = max(probabilities(logprobs))
-        bins.append(min(int(confidence * NUM_BINS), NUM_BINS - 1))
-        confidences.append(confidence)
-        rights.append(gold_share(logprobs, gold))
+    confidences, bins = confidences_of(results)
+    rights = [gold_share(logprobs, gold) for logprobs, gold in scored(results)]
     gaps = [confidence - right for confidence, right in zip(confidences, rights, strict=True)]
     totals = [math.fsum(gap for gap, place in zip(gaps, bins, strict=True) if place == b) for b in range(NUM_BINS)]
     return [math.copysign(1.0, totals[place]) * gap for gap, place in zip(gaps, bins, strict=True)]
@@ -331,8 +321,7 @@ def calibration_bias(results: Sequence[ItemResult]) -> list[float]:
     Its preferred choices are correct with their own probability; a bin's gap is approximated as normal, and its
     expected absolute value is used.
     """
-    confidences = [max(probabilities(logprobs)) for logprobs, _ in scored(results)]
-    bins = [min(int(confidence * NUM_BINS), NUM_BINS - 1) for confidence in confidences]
+    confidences, bins = confidences_of(results)
     counts = Counter(bins)
     sizes = {
         b: math.sqrt(
@@ -341,6 +330,12 @@ def calibration_bias(results: Sequence[ItemResult]) -> list[float]:
         for b in counts
     }
     return [sizes[place] / counts[place] for place in bins]
+
+
+def confidences_of(results: Sequence[ItemResult]) -> tuple[list[float], list[int]]:
+    """Return the probability of each item's preferred choice, and its bin."""
+    confidences = [max(probabilities(logprobs)) for logprobs, _ in scored(results)]
+    return confidences, [min(int(confidence * NUM_BINS), NUM_BINS - 1) for confidence in confidences]
 
 
 def brier_scores(results: Sequence[ItemResult]) -> list[float]:

@@ -343,12 +343,9 @@ def cluster_numbers(results: Sequence[ItemResult]) -> ClusterNumbers:
 
 
 def cluster_number(result: ItemResult) -> int:
-    """Return the number of an item's cluster, from its 16 hexadecimal digits."""
-    return int(result.cluster, 16) if result.cluster else number_of_row(result)
-
-
-def number_of_row(result: ItemResult) -> int:
-    """Return the cluster number of an item that is its own cluster."""
+    """Return the number of an item's cluster, from its 16 hexadecimal digits, or of the row, which is its own."""
+    if result.cluster:
+        return int(result.cluster, 16)
     key = result.key
     digest = hashlib.sha256(repr((key.task, key.file, key.row)).encode())
     return int.from_bytes(digest.digest()[:8], 'big')

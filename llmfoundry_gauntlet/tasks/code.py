@@ -54,6 +54,7 @@ class CodeTask(Task):
     generates: ClassVar[bool] = True
     runs_programs: ClassVar[bool] = True
     is_verbatim: ClassVar[bool] = True
+    samples_by_default: ClassVar[bool] = True  # `temperature` is a key of the task
 
     pass_at_k: Any = None
     num_beams: int | None = None
@@ -91,11 +92,6 @@ class CodeTask(Task):
     def num_samples(self) -> int:
         """Return the number of programs per problem."""
         return self.generations_per_sample or self.num_beams or 1
-
-    @property
-    def samples_by_default(self) -> bool:
-        """Return True: `temperature` is a key of the task."""
-        return True
 
     @property
     def passes_at(self) -> tuple[int, ...]:

@@ -150,11 +150,9 @@ class Encoder:
     def preambles(self, texts: Iterable[str]) -> dict[str, Ids]:
         """Return ids of preambles with special tokens, but without a final eos, which some tokenizers add."""
         encoded = self.encode(texts, special=True)
-        return {text: self._without_eos(ids) for text, ids in encoded.items()}
-
-    def _without_eos(self, ids: Ids) -> Ids:
-        ends = self.eos_token_id is not None and len(ids) > 1 and ids[-1] == self.eos_token_id
-        return ids[:-1] if ends else ids
+        return {
+            text: ids[:-1] if len(ids) > 1 and ids[-1] == self.eos_token_id else ids for text, ids in encoded.items()
+        }
 
     def longest(self, texts: Iterable[str]) -> int:
         """Return the number of tokens of the longest text, special tokens included."""
@@ -265,7 +263,8 @@ def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) ->
     `encode(text, special)` encodes as an evaluation does. It is called first, as that resets a truncation or padding
     left by earlier use.
     """
-    probed = [[repr(encode(text, special)) for special in (True, False)] for text in (*PROBES, special_text(tokenizer))]
+    texts = (*PROBES, ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ()))))  # which some settings split
+    probed = [[repr(encode(text, special)) for special in (True, False)] for text in texts]
     vocabulary = vocabulary_of(tokenizer)
     sources = foreign_sources(type(tokenizer))
     if vocabulary is None or sources is None:
@@ -291,11 +290,6 @@ def tokenizer_name(tokenizer: Any) -> str:
     template = repr(getattr(tokenizer, 'chat_template', None)).encode('utf-8', 'surrogatepass')
     digest = hashlib.sha256(b''.join(hashlib.sha256(content).digest() for content in (*vocabulary, template)))
     return f'{name} ({digest.hexdigest()[:8]})'
-
-
-def special_text(tokenizer: Any) -> str:
-    """Return a text with all special tokens, which some settings split."""
-    return ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ())))
 
 
 def vocabulary_of(tokenizer: Any) -> list[bytes] | None:

@@ -19,8 +19,7 @@ from llmfoundry_gauntlet.tasks.truncate import (
     FittedPrompt,
     Shortenable,
     ShotFitter,
-    encode_generated,
-    encode_scored,
+    truncated_item,
 )
 from llmfoundry_gauntlet.types import (
     Example,
@@ -47,7 +46,7 @@ ExampleWithShots = tuple[Example, tuple[Example, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLimit:
-    """The largest number of tokens of a generation and of its prompt."""
+    """The largest number of tokens of a generation, and of its prompt with the continuations to score."""
 
     max_new_tokens: int
     max_prompt_tokens: int
@@ -72,12 +71,7 @@ class Preparation:
 
     @cached_property
     def token_limits(self) -> Mapping[str | None, TokenLimit]:
-        """Return the limits by category, each a dataset in llm-foundry; {} if the task does not generate.
-
-        Raise ModelError if no tokens are left for a prompt.
-        """
-        if not self.task.generates:
-            return {}
+        """Return the limits by category, each a dataset in llm-foundry. Raise ModelError if no prompt fits."""
         return {category: self.token_limit(members) for category, members in by_category(self.examples).items()}
 
     def token_limit(self, examples: Sequence[Example]) -> TokenLimit:
@@ -87,6 +81,8 @@ class Preparation:
         `generation_kwargs.max_new_tokens` is larger (`padding_size` in llm-foundry 0.22).
         """
         task = self.task
+        if not task.generates:
+            return TokenLimit(max_new_tokens=0, max_prompt_tokens=self.max_seq_len)
         is_given = 'max_new_tokens' in (task.generation_kwargs or {})
         default = task.default_max_new_tokens
         if default is not None and not is_given:
@@ -142,31 +138,21 @@ class Preparation:
 
     def shortenable(self, example: Example, shots: Sequence[Example]) -> Shortenable:
         """Return the prompt of an example after the last n of these shots, for any n."""
-        limits, task = self.token_limits, self.task
+        task = self.task
         return Shortenable(
             instruction=task.prompt_string,
             shots=tuple(task.shot(shot.content, False) for shot in shots),
             build=lambda num_shots: task.prompt(example, shots[len(shots) - num_shots :]),
-            max_tokens=limits[example.category].max_prompt_tokens if limits else self.max_seq_len,
+            max_tokens=self.token_limits[example.category].max_prompt_tokens,
         )
 
     def encoded_item(self, example: Example, fitted: FittedPrompt) -> EncodedItem:
         """Return a prompt truncated to the limits, even if it is too long without shots."""
-        limit = self.token_limits[example.category] if self.token_limits else None
-        if limit is None:
-            return encode_scored(
-                fitted.encoded,
-                prompt=fitted.prompt,
-                max_seq_len=self.max_seq_len,
-                truncated=fitted.too_long,
-                reference=self.task.truncation == 'reference',
-            )
-        return encode_generated(
-            fitted.encoded,
-            prompt=fitted.prompt,
-            max_prompt_tokens=limit.max_prompt_tokens,
+        limit = self.token_limits[example.category]
+        return truncated_item(
+            fitted,
+            max_tokens=limit.max_prompt_tokens,
             max_new_tokens=limit.max_new_tokens,
-            truncated=fitted.too_long,
             reference=self.task.truncation == 'reference',
         )
 
@@ -175,37 +161,31 @@ class Preparation:
         task = self.task
         key = task.item_key(example)
         key = key if variant is None else replace(key, variant=variant)
-        if not encoded.continuations and task.generates:
-            return Item(
-                example=example,
-                prompt_sha256=encoded.prompt_sha256,
-                num_shots=encoded.num_shots,
-                request=GenerateRequest(
-                    key=key,
-                    context=encoded.contexts[0],
-                    max_new_tokens=encoded.max_new_tokens,
-                    stops=self.stops,
-                    sampling=task.sampling(key.variant),
-                    verbatim=task.is_verbatim,
-                    restores_space=task.is_in_llm_foundry,
-                    truncated=encoded.truncated,
-                    unscorable=encoded.unscorable,
-                ),
-            )
-        request = ScoreRequest(
+        request: Request = ScoreRequest(
             key=key,
             contexts=encoded.contexts,
             continuations=encoded.continuations,
             truncated=encoded.truncated,
             unscorable=encoded.unscorable,
         )
-        choices = task.ask(example.content, False).continuations
+        if task.generates:
+            request = GenerateRequest(
+                key=key,
+                context=encoded.contexts[0],
+                max_new_tokens=encoded.max_new_tokens,
+                stops=self.stops,
+                sampling=task.sampling(key.variant),
+                verbatim=task.is_verbatim,
+                restores_space=task.is_in_llm_foundry,
+                truncated=encoded.truncated,
+                unscorable=encoded.unscorable,
+            )
         return Item(
             example=example,
             prompt_sha256=encoded.prompt_sha256,
             num_shots=encoded.num_shots,
             request=request,
-            choices=choices,
+            choices=() if task.generates else task.ask(example.content, False).continuations,
         )
 
     def items_alone(self, examples: Sequence[Example]) -> list[Item]:

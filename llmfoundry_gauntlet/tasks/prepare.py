@@ -43,6 +43,7 @@ MAX_LABEL = 80  # characters of a task's label in a file name
 LIMIT_BYTES = 8 * 2**30
 LEFTOVER_SECONDS = 24 * 3600  # older locks and unfinished files are deleted
 NUM_DIGEST_BYTES = 32
+STORED = ('prompt_sha256', 'num_shots', 'truncated', 'unscorable', 'max_new_tokens')  # beside the token ids
 
 
 def prepare_tasks(
@@ -178,13 +179,7 @@ def store(path: Path, items: Sequence[EncodedItem]) -> bool:
         contexts = {id(context): context for context in item.contexts}  # equal contexts are the same array
         places = {name: place for place, name in enumerate(contexts)}
         pieces += [*contexts.values(), *item.continuations]
-        settings = {
-            'prompt_sha256': item.prompt_sha256,
-            'num_shots': item.num_shots,
-            'truncated': item.truncated,
-            'unscorable': item.unscorable,
-            'max_new_tokens': item.max_new_tokens,
-        }
+        settings = {name: getattr(item, name) for name in STORED}
         context_of = [places[id(context)] for context in item.contexts]
         rows.append((len(contexts), context_of, len(item.continuations), settings))
     buffer = io.BytesIO()

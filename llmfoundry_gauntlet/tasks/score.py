@@ -75,19 +75,6 @@ UNPARSED = 'no answer found in the generation'
 FIX_TABLE = 'to_be_fixed_questions.json'
 
 
-def robustness(
-    spec: ScoreSpec, results: Sequence[ItemResult], *, allow_missing: bool = False
-) -> dict[str, PerturbationScore]:
-    """Return the metrics of each perturbation of a dataset from the results of all its variants."""
-    by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in spec.applied}
-    for result in results:
-        by_perturbation[perturbation_of(result.key.variant or '')].append(result)
-    scores = {name: score_of(spec, name, found, allow_missing=allow_missing) for name, found in by_perturbation.items()}
-    if spec.is_math:
-        shared_comparer().close()  # no worker process outlives an evaluation
-    return scores
-
-
 def score_of(
     spec: ScoreSpec, perturbation: str, results: Sequence[ItemResult], *, allow_missing: bool
 ) -> PerturbationScore:
@@ -167,15 +154,11 @@ def equality(spec: ScoreSpec, *, reference: bool) -> Callable[[str, str | None],
 class ScoreTask(Task):
     """A SCORE dataset. `source` is the multiple_choice task whose rows are perturbed, if it has no rows of its own."""
 
+    is_in_llm_foundry: ClassVar[bool] = False
     is_verbatim: ClassVar[bool] = True
 
     spec: ScoreSpec
     source: Task | None
-
-    @property
-    def is_in_llm_foundry(self) -> bool:
-        """Return False: llm-foundry has no SCORE."""
-        return False
 
     @property
     def has_rows(self) -> bool:
@@ -193,7 +176,13 @@ class ScoreTask(Task):
 
     def read(self, data_root: str) -> TaskRows:
         """Return every question in all its variants. Raise ConfigError or DataError."""
-        return read_variants(self, data_root)
+        spec = self.spec
+        templates = read_templates(spec, data_root)
+        rows = read_score_rows(spec, data_root) if spec.dataset in DATASETS else read_source(self, data_root)
+        examples = subset(rows.examples, spec.subset_items)
+        if spec.is_math:
+            examples = with_golds(spec, examples, data_root)
+        return replace(rows, examples=[way for example in examples for way in variants(example, spec, templates)])
 
     def files(self, data_root: str) -> tuple[Path, ...]:
         """Return the data files that exist. Raise DataError if none does."""
@@ -215,7 +204,16 @@ class ScoreTask(Task):
 
     def robustness(self, results: Sequence[ItemResult], *, allow_missing: bool = False) -> dict[str, PerturbationScore]:
         """Return the metrics of each perturbation from the results of all variants."""
-        return robustness(self.spec, results, allow_missing=allow_missing)
+        spec = self.spec
+        by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in spec.applied}
+        for result in results:
+            by_perturbation[perturbation_of(result.key.variant or '')].append(result)
+        scores = {
+            name: score_of(spec, name, part, allow_missing=allow_missing) for name, part in by_perturbation.items()
+        }
+        if spec.is_math:
+            shared_comparer().close()  # no worker process outlives an evaluation
+        return scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,17 +292,6 @@ def score_task(spec: ScoreSpec, tasks: Sequence[Task]) -> ScoreTask:
         spec=spec,
         source=next((task for task in tasks if task.label == spec.dataset), None),
     )
-
-
-def read_variants(task: ScoreTask, data_root: str) -> TaskRows:
-    """Return every question of a dataset in all its variants. Raise ConfigError or DataError."""
-    spec = task.spec
-    templates = read_templates(spec, data_root)
-    rows = read_score_rows(spec, data_root) if spec.dataset in DATASETS else read_source(task, data_root)
-    examples = subset(rows.examples, spec.subset_items)
-    if spec.is_math:
-        examples = with_golds(spec, examples, data_root)
-    return replace(rows, examples=[way for example in examples for way in variants(example, spec, templates)])
 
 
 def read_source(task: ScoreTask, data_root: str) -> TaskRows:

@@ -33,64 +33,33 @@ class EncodedItem:
     max_new_tokens: int = 0
 
 
-def encode_scored(
-    encoded: EncodedPrompt, *, prompt: Prompt, max_seq_len: int, truncated: bool, reference: bool
-) -> EncodedItem:
-    """Return an item whose continuations are scored, its contexts truncated from the left.
+def truncated_item(fitted: FittedPrompt, *, max_tokens: int, max_new_tokens: int = 0, reference: bool) -> EncodedItem:
+    """Return a prompt whose contexts and continuations have at most `max_tokens`, truncated from the left.
 
     With `reference` each choice is truncated separately, special tokens and instruction included. Otherwise all choices
-    are truncated alike, and the preamble only once the item's own context is used up.
+    are truncated alike, and the preamble only once the item's own context is used up. After a prompt without
+    continuations the model generates `max_new_tokens`.
     """
-    preamble, continuations = encoded.preamble, encoded.continuations
+    prompt, encoded = fitted.prompt, fitted.encoded
+    preamble, lengths = encoded.preamble, [len(ids) for ids in encoded.continuations] or [0]
+    wholes = aligned(encoded.contexts, len(lengths))
     if reference:
-        lengths = map(len, continuations)
         kept: Sequence[Ids] = [
-            cut_reference(np.concatenate([preamble, context]), length, max_seq_len)
-            for context, length in zip(aligned(encoded.contexts, len(continuations)), lengths, strict=True)
+            cut_reference(np.concatenate([preamble, whole]), length, max_tokens)
+            for whole, length in zip(wholes, lengths, strict=True)
         ]
     else:
-        length = max_seq_len - max(map(len, continuations))
-        kept = aligned([cut_question(preamble, context, length) for context in encoded.contexts], len(continuations))
-    wholes = aligned(encoded.contexts, len(continuations))
+        length = max_tokens - max(lengths)
+        kept = aligned([cut_question(preamble, context, length) for context in encoded.contexts], len(lengths))
     num_dropped = max(len(preamble) + len(whole) - len(ids) for ids, whole in zip(kept, wholes, strict=True))
     distinct: dict[bytes, Ids] = {}
     return EncodedItem(
         contexts=tuple(distinct.setdefault(ids.tobytes(), ids) for ids in kept),
-        continuations=continuations,
+        continuations=encoded.continuations,
         prompt_sha256=prompt.sha256,
         num_shots=shots_left(prompt, preamble, num_dropped),
-        truncated=truncated or num_dropped > 0,
-        unscorable=unscorable(continuations, kept, max_seq_len),
-    )
-
-
-def encode_generated(
-    encoded: EncodedPrompt,
-    *,
-    prompt: Prompt,
-    max_prompt_tokens: int,
-    max_new_tokens: int,
-    truncated: bool,
-    reference: bool,
-) -> EncodedItem:
-    """Return an item after which the model generates, its prompt truncated from the left.
-
-    With `reference` special tokens and instruction are truncated first; otherwise only once the item's own context is
-    used up.
-    """
-    (context,) = encoded.contexts
-    if reference:
-        kept = np.concatenate([encoded.preamble, context])[-max_prompt_tokens:]
-    else:
-        kept = cut_question(encoded.preamble, context, max_prompt_tokens)
-    num_dropped = len(encoded.preamble) + len(context) - len(kept)
-    return EncodedItem(
-        contexts=(kept,),
-        continuations=(),
-        prompt_sha256=prompt.sha256,
-        num_shots=shots_left(prompt, encoded.preamble, num_dropped),
-        truncated=truncated or num_dropped > 0,
-        unscorable=None if len(kept) else NO_CONTEXT,
+        truncated=fitted.too_long or num_dropped > 0,
+        unscorable=unscorable(encoded.continuations, kept, max_tokens),
         max_new_tokens=max_new_tokens,
     )
 
@@ -124,10 +93,10 @@ def cut_reference(whole: Ids, num_continuation: int, max_seq_len: int) -> Ids:
 
 def unscorable(continuations: Sequence[Ids], contexts: Sequence[Ids], max_seq_len: int) -> str | None:
     """Return why an item cannot be scored, None if it can."""
-    longest = max(map(len, continuations))
+    longest = max(map(len, continuations), default=0)
     if longest > max_seq_len:
         return f'a continuation has {longest} tokens, more than max_seq_len {max_seq_len}'
-    if min(map(len, continuations)) == 0:
+    if not all(map(len, continuations)):
         return 'the tokenizer gives no tokens for a continuation'
     if min(map(len, contexts)) == 0:
         return NO_CONTEXT

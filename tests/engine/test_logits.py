@@ -31,13 +31,13 @@ def test_log_probabilities_flags_and_ties_by_hand():
     logits = torch.tensor([[0.0, 0.0, math.log(2), math.log(4)], [5.0, 1.0, 5.0, 1.0], [-3.0] * 4])
     found = reader([2, 0, 1, 0, 1, 0, 2], [3, 3, 2, 0, 0, 2, 0])
     found.take(logits.clone())
-    scores = found.scores()
+    logprobs, is_argmax, num_top = found.scores()
     half = 1 / (2 + 2 * math.exp(-4))
     expected = [1 / 4, 1 / 2, half, 1 / 8, half, 1 / 4, 1 / 4]
-    np.testing.assert_allclose(scores.logprobs, np.log(expected), atol=1e-6)
-    assert scores.logprobs.dtype == np.float64
-    assert scores.is_argmax.tolist() == [False, True, False, False, True, False, True]
-    assert scores.num_top.tolist() == [4, 1, 2, 0, 2, 0, 4]
+    np.testing.assert_allclose(logprobs, np.log(expected), atol=1e-6)
+    assert logprobs.dtype == np.float64
+    assert is_argmax.tolist() == [False, True, False, False, True, False, True]
+    assert num_top.tolist() == [4, 1, 2, 0, 2, 0, 4]
 
 
 def random_case() -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -57,8 +57,8 @@ def test_chunks_of_any_size_give_the_same_values(size: int):
     found = LogitReader(reads, targets, CPU)
     for part in logits[found.places].split(size):
         found.take(part)
-    np.testing.assert_allclose(found.scores().logprobs, logprobs, atol=1e-5)
-    assert found.scores().is_argmax.tolist() == is_argmax.tolist()
+    np.testing.assert_allclose(found.scores()[0], logprobs, atol=1e-5)
+    assert found.scores()[1].tolist() == is_argmax.tolist()
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
@@ -71,7 +71,7 @@ def test_the_logits_of_a_model_are_not_modified(monkeypatch, dtype: torch.dtype)
     found = LogitReader(reads, targets, CPU)
     found.take_all(logits)
     assert torch.equal(logits, before)
-    np.testing.assert_allclose(found.scores().logprobs, logprobs, atol=1e-5 if dtype == torch.float32 else 0.05)
+    np.testing.assert_allclose(found.scores()[0], logprobs, atol=1e-5 if dtype == torch.float32 else 0.05)
 
 
 @pytest.mark.parametrize('offset', [0.0, -100.0, 1000.0])
@@ -82,13 +82,13 @@ def test_a_common_offset_of_logits_loses_no_precision(offset: float):
     found = LogitReader(reads, targets, CPU)
     found.take_all(logits)
     exact = logits.double().log_softmax(-1)[reads, targets].numpy()
-    np.testing.assert_allclose(found.scores().logprobs, exact, rtol=0, atol=5e-6)
+    np.testing.assert_allclose(found.scores()[0], exact, rtol=0, atol=5e-6)
 
 
 def test_huge_logits_do_not_overflow():
     found = reader([0, 0], [0, 1])
     found.take(torch.tensor([[1e30, 0.0, 1e30]]))
-    assert found.scores().logprobs.tolist() == pytest.approx([-math.log(2), -1e30])
+    assert found.scores()[0].tolist() == pytest.approx([-math.log(2), -1e30])
 
 
 def test_missing_positions_are_an_error():
@@ -117,7 +117,7 @@ def test_the_output_layer_computes_only_the_positions_read(monkeypatch, size: in
 
     with torch.no_grad(), reading(layer, found, seen):
         assert layer(hidden).numel() == 1
-    np.testing.assert_allclose(found.scores().logprobs, logprobs.detach().numpy(), atol=1e-5)
+    np.testing.assert_allclose(found.scores()[0], logprobs.detach().numpy(), atol=1e-5)
     assert sum(made) == len(set(reads.tolist())) and max(made) <= size
 
 

@@ -12,7 +12,7 @@ from llmfoundry_gauntlet.engine import tree_attention as attending
 from llmfoundry_gauntlet.engine.attention import NAME, attend_by_name, replacement
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import Batch, make_batch, plan
-from llmfoundry_gauntlet.engine.tree_attention import Span, packed_calls, spans_of, tree_layout
+from llmfoundry_gauntlet.engine.tree_attention import Span, TreeLayout, packed_calls, spans_of
 from llmfoundry_gauntlet.engine.trees import Stream, Tree, count_prefixes, lay_out_stream
 
 WITH_WINDOWS = ['mistral, windows', 'qwen2, windows on some layers', 'gemma2', 'gemma3', 'cohere2']
@@ -172,7 +172,7 @@ def test_long_branches_do_not_share_keys(monkeypatch, num_cached: int):
 def test_a_mask_shows_only_ancestors():
     """The tree 1 2 (3 4) (5) by hand; with a window of 2, a token sees its parent and itself."""
     tree = tree_of([request(0, [1, 2], [[3, 4, 0], [5, 0]])])
-    layout = tree_layout(lay_out_stream([tree]), CPU)
+    layout = TreeLayout(lay_out_stream([tree]), CPU)
     layout.spans = [Span(0, 5, slice(0, 5), False), Span(4, 5, torch.tensor([0, 1, 4]), False)]
     ancestors = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1]]
     assert layout.mask(0, None).int().tolist() == ancestors
@@ -186,7 +186,7 @@ def test_the_configuration_is_restored_after_errors():
     """Mutation: no `finally`."""
     model = networks.network()
     config = model.config
-    layout = tree_layout(lay_out_stream([tree_of([request(0, [1], [[2]])])]), CPU)
+    layout = TreeLayout(lay_out_stream([tree_of([request(0, [1], [[2]])])]), CPU)
     before = config._attn_implementation
     for fails in (False, True):
         with pytest.raises(ZeroDivisionError) if fails else torch.no_grad(), replacement(model).using(layout):

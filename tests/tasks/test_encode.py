@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder, as_ids
-from llmfoundry_gauntlet.tasks.truncate import EncodedItem, encode_scored
+from llmfoundry_gauntlet.tasks.truncate import EncodedItem, FittedPrompt, truncated_item
 from llmfoundry_gauntlet.types import Prompt
 
 BOS = 1
@@ -37,9 +37,8 @@ def encoded(preamble: str, context: str, *continuations: str) -> EncodedPrompt:
 
 
 def truncated(parts: EncodedPrompt, max_seq_len: int, *, reference: bool = False) -> EncodedItem:
-    return encode_scored(
-        parts, prompt=Prompt(contexts=('',)), max_seq_len=max_seq_len, truncated=False, reference=reference
-    )
+    fitted = FittedPrompt(prompt=Prompt(contexts=('',)), encoded=parts, too_long=False)
+    return truncated_item(fitted, max_tokens=max_seq_len, reference=reference)
 
 
 def test_parts_are_tokenized_separately_and_only_the_first_gets_special_tokens(character_tokenizer):

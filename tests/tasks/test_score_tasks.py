@@ -25,7 +25,6 @@ from llmfoundry_gauntlet.tasks.score import (
     LikelihoodTask,
     MathTask,
     ScoreTask,
-    read_variants,
 )
 from llmfoundry_gauntlet.tasks.templates import Posed, PosedProblem, Template
 from llmfoundry_gauntlet.types import Generation, ItemKey, Sampling, Score, ScoreOutput, StopRule
@@ -198,7 +197,7 @@ def data_root(write_jsonl, tmp_path) -> Path:
 
 
 def items_of(task: ScoreTask, data_root: Path, tokenizer: Any, *, max_seq_len: int = 200) -> list[Any]:
-    examples = read_variants(task, data_root).examples
+    examples = task.read(data_root).examples
     return Preparation(task=task, examples=examples, encoder=Encoder(tokenizer), max_seq_len=max_seq_len).items()
 
 
@@ -265,22 +264,22 @@ def test_every_sampled_generation_has_its_own_seed(data_root, character_tokenize
     requests = [item.request for item in items if item.request.sampling.temperature > 0]
     assert len(requests) == 10
     assert len({draw_seed(request.sampling, request.key) for request in requests}) == 10
-    examples = read_variants(task_of(), data_root).examples
+    examples = task_of().read(data_root).examples
     for item, _ in untokenized_items(task_of(), examples, examples):
         assert item.request.sampling == next(one.request.sampling for one in items if one.key == item.key)
 
 
 def test_subset_items_counts_questions_and_keeps_all_their_variants(data_root):
-    assert len(read_variants(task_of(), data_root).examples) == 2 * 18
-    found = read_variants(task_of(subset_items=1), data_root).examples
+    assert len(task_of().read(data_root).examples) == 2 * 18
+    found = task_of(subset_items=1).read(data_root).examples
     assert len(found) == 18 and len({example.row for example in found}) == 1
-    assert len(read_variants(task_of(subset_items=99), data_root).examples) == 2 * 18
+    assert len(task_of(subset_items=99).read(data_root).examples) == 2 * 18
 
 
 def test_a_solution_without_an_answer_is_an_error_with_its_line(write_jsonl, data_root):
     write_jsonl('score/hendrycks_math/algebra.jsonl', [{'problem': '1+1?', 'solution': 'two'}])
     with pytest.raises(DataError) as raised:
-        read_variants(task_of('math'), data_root)
+        task_of('math').read(data_root)
     (problem,) = raised.value.problems
     assert problem.startswith('score_math: algebra.jsonl:1: ')
 
@@ -291,7 +290,7 @@ def test_a_fix_table_replaces_gold_answers(write_jsonl, data_root, tmp_path):
     write_jsonl('score/hendrycks_math/algebra.jsonl', [two_boxes])
 
     def golds(**keys: Any) -> set[str]:
-        return {example.content.gold for example in read_variants(task_of('math', **keys), data_root).examples}
+        return {example.content.gold for example in task_of('math', **keys).read(data_root).examples}
 
     def write(path: Path, content: Any) -> str:
         path.write_text(json.dumps(content))
