@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmfoundry_gauntlet.cli.app import main
+from llmfoundry_gauntlet.cli import main
 
 
 def run_cli(*arguments: Any) -> int:
@@ -31,7 +31,7 @@ def loaded_by(*arguments: Any, names: tuple[str, ...] = ('torch', 'composer', 't
     """Return which of these packages `gauntlet` imports with these arguments, in a subprocess that must succeed."""
     script = (
         'import sys\n'
-        'from llmfoundry_gauntlet.cli.app import main\n'
+        'from llmfoundry_gauntlet.cli import main\n'
         'try:\n'
         '    main()\n'
         'except SystemExit as end:\n'

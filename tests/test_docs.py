@@ -17,7 +17,7 @@ import yaml
 from docs_blocks import PAGES, TEXTS, blocks_of, inline_code
 from paths import ROOT
 
-from llmfoundry_gauntlet.cli.app import app
+from llmfoundry_gauntlet.cli import app
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.config.tasks import SETTINGS, TaskSpec
 from llmfoundry_gauntlet.config.training import TrainConfig

@@ -20,7 +20,7 @@ from docs_blocks import TEXTS, Block, blocks_of, commands_of, inline_code, sessi
 from omegaconf import OmegaConf
 from paths import ROOT
 
-from llmfoundry_gauntlet.cli.app import app
+from llmfoundry_gauntlet.cli import app
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.suite import load_gauntlet, load_suite
 

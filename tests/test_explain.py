@@ -11,9 +11,8 @@ import pytest
 import yaml
 from paths import ROOT
 
-from llmfoundry_gauntlet.cli.inspect import ends_of_generation
+from llmfoundry_gauntlet.cli.explain import ends_of_generation, find_item, tokenize
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation.explanation import ask, tokenize
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import prepare_evaluation
 from llmfoundry_gauntlet.tasks.encode import Encoder
@@ -46,7 +45,7 @@ def test_tokens_are_those_of_an_evaluation(encoder: Encoder, max_seq_len: int):
         task, examples = prepared.tasks[key.task], data.examples[key.task]
         longest = min(task.max_seq_len or max_seq_len, max_seq_len)
         preparation = Preparation(task=task, examples=examples, encoder=encoder, max_seq_len=longest)
-        found = tokenize(ask(task, examples, key.row, file=None, variant=None), preparation)
+        found = tokenize(find_item(task, examples, key.row), preparation)
         request = item.request
         assert found.item.prompt_sha256 == item.prompt_sha256
         if isinstance(request, ScoreRequest):
@@ -147,10 +146,10 @@ def test_a_second_bos_gives_a_warning(encoder: Encoder):
     (task,) = data.suite.tasks
     examples = data.examples[task.key]
     preparation = Preparation(task=task, examples=examples, encoder=encoder, max_seq_len=512)
-    asked = ask(task, examples, 0, file=None, variant=None)
+    asked = find_item(task, examples, 0)
     assert tokenize(asked, preparation).warnings == ('double bos: the prompt begins with two <s>',)
     plain = dataclasses.replace(task, prompt_string='')
-    asked = ask(plain, examples, 0, file=None, variant=None)
+    asked = find_item(plain, examples, 0)
     assert tokenize(asked, dataclasses.replace(preparation, task=plain)).warnings == ()
 
 

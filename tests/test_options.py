@@ -8,7 +8,7 @@ import pytest
 import typer
 from paths import FIXTURES, ROOT
 
-from llmfoundry_gauntlet.cli.app import app
+from llmfoundry_gauntlet.cli import app
 
 MODEL = FIXTURES / 'models' / 'rotary_bos'
 TASKS = ROOT / 'yamls/tasks/gauntlet_v0.1.yaml'

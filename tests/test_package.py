@@ -35,7 +35,7 @@ def test_all_is_sorted_and_every_name_exists():
     'statement',
     [
         'import llmfoundry_gauntlet',
-        'import llmfoundry_gauntlet.cli.app',
+        'import llmfoundry_gauntlet.cli',
         'import llmfoundry_gauntlet.evaluation.run',
         'import llmfoundry_gauntlet.results.runs, llmfoundry_gauntlet.results.report.printing',
         'from llmfoundry_gauntlet import Evaluation, Run, read_run, samples_frame, scores_frame',

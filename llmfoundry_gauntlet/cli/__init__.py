@@ -1,5 +1,90 @@
-"""The `gauntlet` command: one module per subcommand."""
+"""The `gauntlet` console script; its subcommands are in the modules beside this one."""
 
-from llmfoundry_gauntlet.cli.app import main
+from __future__ import annotations
 
-__all__ = ['main']
+import contextlib
+import importlib.metadata
+import sys
+from types import TracebackType
+from typing import Annotated
+
+import typer
+
+from llmfoundry_gauntlet.cli.data import data_commands
+from llmfoundry_gauntlet.cli.explain import explain
+from llmfoundry_gauntlet.cli.inspect import ls, validate
+from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, Command
+from llmfoundry_gauntlet.cli.report import compare, report, show
+from llmfoundry_gauntlet.cli.run import evaluate, export, run, train
+from llmfoundry_gauntlet.cli.watch import watch
+from llmfoundry_gauntlet.config.resources import plugin_of
+from llmfoundry_gauntlet.errors import GauntletError, print_problems
+
+app = typer.Typer(
+    name='gauntlet',
+    help='The Mosaic Eval Gauntlet: evaluate Hugging Face models and Composer checkpoints on tasks from YAML files.',
+    pretty_exceptions_enable=False,
+    rich_markup_mode='rich',
+)
+
+
+BEGINNING = """\
+The Mosaic Eval Gauntlet and SCORE. Getting started:
+
+  gauntlet ls                           list the tasks and the state of their data
+  gauntlet explain copa --row 3         show the exact prompt of one item and its scoring
+  gauntlet data fetch --to data         download the published data of all tasks
+  gauntlet run --model MODEL --data-root data --out runs/model
+                                        evaluate a model; --only copa,safety and --limit 100 for a first look
+  gauntlet report runs/model            write a page with all scores, errors and samples
+
+In training, add the callback eval_gauntlet: composer -n 2 -m llmfoundry_gauntlet train FILE.yaml
+All commands: gauntlet --help. Shell completion: gauntlet --install-completion
+"""
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option('--version', help='Print the version.')] = False,
+    traceback: Annotated[bool, typer.Option('--traceback', help='Print the traceback of an error.')] = False,
+) -> None:
+    """Define the options shared by all subcommands."""
+    if version:
+        typer.echo(importlib.metadata.version('llmfoundry-gauntlet'))
+    elif context.invoked_subcommand is None:
+        typer.echo(BEGINNING, nl=False)
+
+
+for command in (ls, explain, validate, run, train, watch, show, compare, report, export):
+    app.command(cls=Command)(command)
+app.command('eval', cls=Command)(evaluate)
+app.add_typer(data_commands, name='data')
+
+
+def main() -> None:
+    """Run the console script, printing errors without tracebacks.
+
+    Exit status: 0 success, 1 a check failed, 2 an error the user can fix, 3 an internal error.
+    """
+    with contextlib.ExitStack() as stack:
+        if '--traceback' not in sys.argv:
+            stack.push(exit_without_traceback)
+        app([word for word in sys.argv[1:] if word != '--traceback'])
+
+
+def exit_without_traceback(
+    kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    """Print the error that ended the program, if any, and exit with its status."""
+    if isinstance(error, GauntletError):
+        print_problems(error)
+        raise SystemExit(MISTAKE)
+    if 'train' in sys.argv[1:2]:
+        return  # keep the traceback: training may fail anywhere, and after hours
+    if kind is not None and not issubclass(kind, (SystemExit, KeyboardInterrupt)):
+        text = ' '.join(f'{kind.__name__}: {error}'.split())
+        plugin = plugin_of(traceback)
+        where = 'internal error' if plugin is None else f'{plugin} failed'
+        print(f'error: {where}: {text}; rerun with --traceback to see where', file=sys.stderr)
+        raise SystemExit(BROKEN if plugin is None else MISTAKE)

@@ -12,23 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import (
-    CHECK_FAILED,
-    GAUNTLET_TASKS,
-    Command,
-    Confinement,
-    DataRoot,
-    Score,
-    Tasks,
-    check_options,
-)
-from llmfoundry_gauntlet.data.manifest import PUBLISHED, DataFile, origin_of, select_files
+from llmfoundry_gauntlet.cli import options
+from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET_TASKS, AsJson, Command, check_options, print_warnings
+from llmfoundry_gauntlet.data.manifest import DataFile, origin_of, select_files
 from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from llmfoundry_gauntlet.data.download import Outcome
 
-STYLES = {PUBLISHED: 'green', 'not there': 'dim'}  # colours of file states; others are yellow
 PLAIN_WIDTH = 200  # columns of tables; a narrower terminal wraps whole lines, so names are not split
 STATUS_WIDTH = 15
 OFFLINE_VARIABLES = ('HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE')
@@ -41,21 +34,20 @@ Against = Annotated[
     ),
 ]
 Names = Annotated[list[str] | None, typer.Argument(metavar='NAME', help='Tasks, categories or files. Default: all.')]
-AsJson = Annotated[bool, typer.Option('--json', help='Print JSON instead of text.')]
 To = Annotated[Path, typer.Option('--to', help='Data root that the files are put into.')]
 Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace files in --to that differ.')]
 
 
 def check(
     context: typer.Context,
-    tasks: Tasks = None,
-    score: Score = None,
-    data_root: DataRoot = 'eval_data',
+    tasks: options.Tasks = None,
+    score: options.Score = None,
+    data_root: options.DataRoot = 'eval_data',
     against: Against = None,
     solutions: Annotated[
         bool, typer.Option('--solutions', help='Run the canonical solutions of code tasks instead.')
     ] = False,
-    sandbox: Confinement = 'auto',
+    sandbox: options.Confinement = 'auto',
     as_json: AsJson = False,
 ) -> None:
     """Find duplicates, conflicting golds, majority answers, and rows that occur in a training text.
@@ -91,8 +83,7 @@ def check(
         if not entries and not datasets:
             raise ConfigError(f'{data_root}: has no file of the Gauntlet or of SCORE; give another --data-root')
     suite = load_suite(entries or None, None, datasets or None)
-    for warning in suite.warnings:
-        typer.echo(f'warning: {warning}', err=as_json)
+    print_warnings(suite.warnings, err=as_json)
     problems: list[str] = []
     checked, overlap = check_files(list(read_files(suite.tasks, data_root, problems)), texts)
     if as_json:
@@ -147,20 +138,18 @@ def finding_line(source: str, finding: dict[str, Any]) -> str:
     return f'{place}: {finding["text"]}{rows}'
 
 
-def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_rows(header: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
     """Print a table with right-aligned numeric columns."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    rows = list(rows)
     table = Table(box=None, pad_edge=False)
     for name, *cells in zip(header, *rows, strict=True):
-        is_text = any(cell[:1].isalpha() for cell in cells)
-        table.add_column(escape(name), justify='left' if is_text else 'right', overflow='fold')
+        is_text = any(str(cell).lstrip()[:1].isalpha() for cell in cells)
+        table.add_column(name, justify='left' if is_text else 'right', overflow='fold')
     for row in rows:
-        table.add_row(*map(escape, row))
-    Console(width=PLAIN_WIDTH, highlight=False).print(table)
+        table.add_row(*row)
+    Console(width=PLAIN_WIDTH, highlight=False, markup=False).print(table)
 
 
 def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:
@@ -177,8 +166,7 @@ def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bo
     data = with_programs(
         load_data(decode_settings({'tasks': entries, 'data_root': data_root, 'sandbox': sandbox}, 'data check'))
     )
-    for task, reason in data.unsupported.items():
-        typer.echo(f'warning: {task}: {reason}', err=as_json)
+    print_warnings((f'{task}: {reason}' for task, reason in data.unsupported.items()), err=as_json)
     checked = check_solutions(data)
     if not checked:
         raise ConfigError(f'{tasks or data_root}: none of the tasks runs programs here')
@@ -196,7 +184,7 @@ def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bo
 def ls(
     context: typer.Context,
     names: Names = None,
-    data_root: DataRoot = 'eval_data',
+    data_root: options.DataRoot = 'eval_data',
     urls: Annotated[bool, typer.Option('--urls', help='Print the addresses alone, one per line.')] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -213,8 +201,10 @@ def ls(
         return
     there = {file.path: presence(Path(data_root) / file.path) for file in files}
     if as_json:
+        renamed = {'num_rows': 'rows', 'num_bytes': 'bytes'}
+        entries = [{renamed.get(name, name): value for name, value in asdict(file).items()} for file in files]
         computed = [{'category': file.category, 'url': file.url, 'there': there[file.path]} for file in files]
-        print_json([{**describe(file), **more} for file, more in zip(files, computed, strict=True)])
+        print_json([{**entry, **more} for entry, more in zip(entries, computed, strict=True)])
         return
     print_rows(
         ('file', 'task', data_root, 'rows', 'bytes', 'licence', 'published in'),
@@ -229,12 +219,6 @@ def ls(
     )
     starred = '; * is converted' if any(file.converter for file in files) else ''
     typer.echo(f'{len(files)} files, {sum(file.num_rows for file in files):,} rows{starred}')
-
-
-def describe(file: DataFile) -> dict[str, Any]:
-    """Return a file's manifest entry as plain values for JSON."""
-    renamed = {'num_rows': 'rows', 'num_bytes': 'bytes'}
-    return {renamed.get(name, name): value for name, value in asdict(file).items()}
 
 
 def presence(path: Path) -> str:

@@ -102,6 +102,7 @@ Partial = Annotated[
 Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace the contents of --out.')]
 Resume = Annotated[bool, typer.Option('--resume', help='Resume an interrupted evaluation in --out.')]
 Repair = Annotated[bool, typer.Option('--repair-journal', help='With --resume: drop damaged journal lines.')]
+AsJson = Annotated[bool, typer.Option('--json', help='Print JSON instead of text.')]
 
 CHECK_FAILED, MISTAKE, BROKEN = 1, 2, 3  # exit statuses
 GAUNTLET_TASKS = PACKAGE / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
@@ -208,3 +209,9 @@ def start_logging(form: str = '%(message)s') -> None:
     logging.basicConfig(format=form, datefmt='%Y-%m-%d %H:%M:%S')
     if os.environ.get('RANK', '0') == '0':
         logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
+
+
+def print_warnings(warnings: Iterable[str], *, err: bool = False) -> None:
+    """Print a line for each warning, on standard error if `err`."""
+    for warning in warnings:
+        typer.echo(f'warning: {warning}', err=err)

@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from llmfoundry_gauntlet.cli import options
-from llmfoundry_gauntlet.cli.options import GAUNTLET, GAUNTLET_TASKS, Form, check_options, settings_of, start_logging
+from llmfoundry_gauntlet.cli.options import (
+    GAUNTLET,
+    GAUNTLET_TASKS,
+    Form,
+    check_options,
+    print_warnings,
+    settings_of,
+    start_logging,
+)
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
 File = Annotated[
@@ -154,8 +162,7 @@ def score_outputs(
 
     check_out(out, overwrite=overwrite)
     data = load_data(decode_settings({**settings, 'save_folder': str(out)}, 'run'))
-    for warning in data.warnings:
-        typer.echo(f'warning: {warning}', err=form in (Form.CSV, Form.JSON))
+    print_warnings(data.warnings, err=form in (Form.CSV, Form.JSON))
     evaluation = score_answers(data, read_answers(outputs), allow_missing=allow_missing)
     model = {'name': str(outputs), 'class': None, 'num_parameters': None}
     write_records(out, evaluation, model=model, environment={'python': platform.python_version()}, training=None)
@@ -212,8 +219,7 @@ def export(
     check_options(context, needs={'gauntlet': ('precision_target', 'only')})
     settings = {**inputs_of(context), 'apply_chat_template': apply_chat_template}
     data = load_data(decode_settings(settings, 'export'))
-    for warning in data.warnings:
-        typer.echo(f'warning: {warning}')
+    print_warnings(data.warnings)
     encoder = None
     if tokenizer is not None:
         from llmfoundry_gauntlet.composer.models import load_tokenizer

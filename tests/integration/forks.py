@@ -17,7 +17,7 @@ import tiny  # noqa: F401
 import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 from paths import ROOT
 
-import llmfoundry_gauntlet.cli.app
+import llmfoundry_gauntlet.cli
 import llmfoundry_gauntlet.composer.watch  # noqa: F401
 
 PATIENCE = 300  # seconds, generous for a busy machine

@@ -12,7 +12,7 @@ import tiny
 from composer.core import Callback
 
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.cli.app import main as gauntlet
+from llmfoundry_gauntlet.cli import main as gauntlet
 
 
 class Slow(Callback):

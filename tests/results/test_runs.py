@@ -95,7 +95,7 @@ def test_recomputed_results_with_unsupported_tasks_are_identical(recompute, sour
     categories = [*GAUNTLET['categories'], {'name': 'programming', 'benchmarks': [benchmark]}]
     write_yaml(source / 'gauntlet.yaml', eval_gauntlet={'categories': categories})
     write_lines(tmp_path / 'answers.jsonl', map(json.dumps, answers()))
-    script = 'from llmfoundry_gauntlet.cli.app import main; main()'
+    script = 'from llmfoundry_gauntlet.cli import main; main()'
     arguments = ['run', '--outputs', tmp_path / 'answers.jsonl', *words(source), '--out', tmp_path / 'run']
     done = subprocess.run(
         [sys.executable, '-c', script, *map(str, arguments)],
