@@ -21,12 +21,12 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     first_of,
     parts_without_optimizer,
 )
+from llmfoundry_gauntlet.composer.progress import meet
 from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
 from llmfoundry_gauntlet.errors import GauntletError, ModelError
 
 BATCH = re.compile(r'(?:^|[^A-Za-z])(?:ba|batch|checkpoint-|step)[-_]?(\d+)')
 LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # rank 0's file represents the files of all ranks
-FINISHED = 'finished'  # file that the other ranks wait for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,22 +85,26 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
     first = dist.get_global_rank() - dist.get_local_rank()
     with tempfile.TemporaryDirectory(prefix='gauntlet-model-') if is_first else contextlib.nullcontext('') as made:
         folder = Path(dist.all_gather_object(made)[first])
-        outcome: Any = None
-        if is_first:
+        with raised_on_all_ranks():
             try:
-                outcome = download(uri, folder)
-            except GauntletError as error:
-                outcome = error
+                found: Any = download(uri, folder) if is_first else None
             finally:
-                (folder / FINISHED).touch()
-        with dist.local_rank_zero_download_and_wait(str(folder / FINISHED)):
-            pass  # not a collective, as a download may take longer than its timeout
-        outcomes: list[Any] = dist.all_gather_object(outcome)
-        for problem in outcomes:
-            if isinstance(problem, GauntletError):
-                raise problem
-        yield outcomes[first]
+                meet()  # a download may take longer than the timeout of collectives
+        yield dist.all_gather_object(found)[first]
         dist.barrier()
+
+
+@contextlib.contextmanager
+def raised_on_all_ranks() -> Iterator[None]:
+    """Raise a GauntletError of any rank on all ranks, which must all enter the context."""
+    problem: Any = None
+    try:
+        yield
+    except GauntletError as error:
+        problem = error
+    for found in dist.all_gather_object(problem):
+        if found is not None:
+            raise found
 
 
 def download(uri: str, folder: Path) -> tuple[Path, str]:

@@ -20,6 +20,7 @@ from composer.core import Precision
 from composer.utils import FSDPConfig, dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
+from llmfoundry_gauntlet.composer.checkpoint_folders import raised_on_all_ranks
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run
 from llmfoundry_gauntlet.composer.models import (
@@ -34,7 +35,7 @@ from llmfoundry_gauntlet.composer.runner import longest_prompt
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, Mapped, map_evaluation
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, plain
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_yaml, suggestion
-from llmfoundry_gauntlet.errors import ConfigError, GauntletError, ModelError, print_problems
+from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import check_out
 from llmfoundry_gauntlet.results.report.printing import print_runs, print_scores
@@ -196,14 +197,8 @@ def load_to_shard(source: ModelSource) -> Any:
 
     Raise ModelError on all ranks.
     """
-    problem = None
-    try:
+    with raised_on_all_ranks():
         network = source.load(torch.device('cpu' if dist.get_global_rank() == 0 else 'meta'))
-    except ModelError as error:
-        problem = error
-    for found in dist.all_gather_object(problem):
-        if found is not None:
-            raise found
     mark_blocks_for_fsdp(network)
     network.param_init_fn = lambda _: None  # Composer requires one for the meta device
     return network
