@@ -17,25 +17,25 @@ import pytest
 from paths import ROOT
 
 from llmfoundry_gauntlet.composer import evaluate
-from llmfoundry_gauntlet.composer.progress import ProgressReport, Work, clock, describe
+from llmfoundry_gauntlet.composer.progress import ProgressReport, Work, describe
 from llmfoundry_gauntlet.composer.progress import log as progress_log
 
 # A rank with 30 of 100 items, 12 of which it has done, which was a quarter of its work: 40 of all are taken for done.
 A_QUARTER = Work(num_items=100, num_own=30, num_done=12, cost=800.0, cost_done=200.0, task='boolq/10-shot')
 
 
-def test_the_time_left_follows_from_the_share_done():
-    assert describe(A_QUARTER, 20.0) == '40 of 100 items, 2 items/s, 1:00 left, boolq/10-shot'
-
-
-def test_there_is_no_estimate_before_the_plan():
-    assert describe(Work(), 5.0) == 'probing the model'
-    assert describe(Work(num_items=4, num_own=4, cost=8.0), 5.0) == '0 of 4 items'
-
-
-@pytest.mark.parametrize(('seconds', 'shown'), [(6.6, '0:07'), (750, '12:30'), (3900, '1:05:00')])
-def test_times_are_formatted_as_a_clock(seconds: float, shown: str):
-    assert clock(seconds) == shown
+@pytest.mark.parametrize(
+    ('work', 'seconds', 'described'),
+    [
+        (A_QUARTER, 2.2, '40 of 100 items, 18.2 items/s, 0:07 left, boolq/10-shot'),
+        (A_QUARTER, 250.0, '40 of 100 items, 0.16 items/s, 12:30 left, boolq/10-shot'),
+        (A_QUARTER, 1300.0, '40 of 100 items, 0.0308 items/s, 1:05:00 left, boolq/10-shot'),
+        (Work(), 5.0, 'probing the model'),
+        (Work(num_items=4, num_own=4, cost=8.0), 5.0, '0 of 4 items'),
+    ],
+)
+def test_the_time_left_follows_from_the_share_done_after_the_plan(work: Work, seconds: float, described: str):
+    assert describe(work, seconds) == described
 
 
 def test_without_a_terminal_lines_are_logged(caplog: pytest.LogCaptureFixture):

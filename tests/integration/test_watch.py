@@ -16,7 +16,7 @@ import torch
 from attempts import outcome
 from object_store import S3Server
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from watched import options_of, record, settings_of, train
+from watched import options_of, record, train
 
 from llmfoundry_gauntlet.composer.watch import Watcher, WatchSettings, evaluate_checkpoint
 from llmfoundry_gauntlet.config.settings import decode_settings
@@ -131,7 +131,7 @@ def test_results_are_the_same_in_an_object_store_and_an_outage_only_delays_them(
     s3_server.client.put_object(
         Bucket=s3_server.bucket, Key='run/checkpoints/latest-rank0.pt.symlink', Body=b'run/checkpoints/ep0-ba4-rank0.pt'
     )
-    uri, settings = s3_server.uri('run/checkpoints'), settings_of(trained)
+    uri, settings = s3_server.uri('run/checkpoints'), tiny.settings_of(trained)
     options = WatchSettings(folder=uri, out=folder / 'watched', settings=settings, settle_seconds=0)
     watcher = Watcher(options, load_data(decode_settings(settings, 'watch')))
     newest = watcher.next_step()
@@ -192,7 +192,7 @@ def test_user_errors_end_the_watch_before_anything_is_claimed(
 @pytest.fixture
 def training(trained: Path, folder: Path) -> dict[str, Any]:
     """Return the content of a training YAML with loggers."""
-    block = {**settings_of(trained), 'interval': '2ba', 'save_folder': str(folder / '{run_name}/gauntlet')}
+    block = {**tiny.settings_of(trained), 'interval': '2ba', 'save_folder': str(folder / '{run_name}/gauntlet')}
     loggers = {
         'tensorboard': {'log_dir': str(folder / 'boards')},
         'file': {'filename': str(folder / 'logs/{run_name}.txt')},

@@ -25,19 +25,14 @@ class Slow(Callback):
         time.sleep(self.seconds)
 
 
-def settings_of(folder: Path) -> dict[str, str]:
-    """Return the settings for the tasks that `tiny.write_tasks` has written to a folder."""
-    return {'tasks': f'{folder}/tasks.yaml', 'gauntlet': f'{folder}/gauntlet.yaml', 'data_root': str(folder)}
-
-
 def options_of(folder: Path) -> list[str]:
-    """Return the same as options of the command."""
-    return [word for name, value in settings_of(folder).items() for word in (f'--{name.replace("_", "-")}', value)]
+    """Return the settings for the tasks that `tiny.write_tasks` has written to a folder as options of the command."""
+    return [word for name, value in tiny.settings_of(folder).items() for word in (f'--{name.replace("_", "-")}', value)]
 
 
 def train(folder: Path, batches: int, *, seconds: float = 0.0, **settings: Any) -> None:
     """Train with a checkpoint every other batch, evaluated by the callback."""
-    settings |= {**settings_of(folder), 'interval': 'checkpoint', 'save_folder': str(folder / 'training')}
+    settings |= {**tiny.settings_of(folder), 'interval': 'checkpoint', 'save_folder': str(folder / 'training')}
     gauntlet = EvalGauntlet(**settings)
     places = {'save_folder': str(folder / 'checkpoints'), 'save_interval': '2ba'}
     trainer = tiny.trainer([gauntlet, Slow(seconds)], max_duration=f'{batches}ba', **places)
