@@ -67,7 +67,14 @@ def test_loggers_must_be_a_mapping(chosen: Any):
         build_loggers(chosen)
 
 
-@pytest.mark.parametrize('config', ['FULL_SHARD', ['x'], 3])
-def test_fsdp_config_must_be_a_mapping(config: Any):
-    with pytest.raises(ConfigError, match=r'fsdp_config: is .*; allowed: a mapping'):
+@pytest.mark.parametrize(
+    ('config', 'found'),
+    [
+        *((config, r'is .*; allowed: a mapping') for config in ('FULL_SHARD', ['x'], 3)),
+        ({'sharding_strateg': 'FULL_SHARD'}, "unknown key 'sharding_strateg', did you mean 'sharding_strategy'"),
+        ({'sharding_strategy': 'FULL_SHARD'}, 'Composer shards models over GPUs only; leave it out'),
+    ],
+)
+def test_fsdp_config_must_be_a_mapping_for_gpus(config: Any, found: str):
+    with pytest.raises(ConfigError, match=f'fsdp_config: {found}'):
         evaluate(MODEL, tasks='t.yaml', device='cpu', fsdp_config=config)
