@@ -28,7 +28,7 @@ SLOW = [
     'composer/test_generation_run',
     'composer/test_time_budget',
     'data/test_checks',
-    'data/test_download',
+    'data/test_published',
     'data/test_reader_fuzz',
     'data/test_real_files',
     'data/test_score_rows_reading',

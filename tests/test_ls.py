@@ -14,7 +14,7 @@ import yaml
 from command_line import loaded_by
 from paths import ROOT, SHARED_DATA
 
-from llmfoundry_gauntlet.data.manifest import read_manifest
+from llmfoundry_gauntlet.data.published import read_manifest
 
 TASKS = ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
 GAUNTLET = ROOT / 'yamls' / 'gauntlets' / 'eval_gauntlet_v0.1.yaml'

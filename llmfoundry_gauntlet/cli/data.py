@@ -14,13 +14,21 @@ import typer
 
 from llmfoundry_gauntlet.cli import options
 from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET_TASKS, AsJson, Command, check_options, print_warnings
-from llmfoundry_gauntlet.data.manifest import DataFile, origin_of, select_files
+from llmfoundry_gauntlet.data.published import (
+    DataFile,
+    Outcome,
+    fetch_file,
+    find,
+    import_file,
+    list_copies,
+    look,
+    origin_of,
+    select_files,
+)
 from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from llmfoundry_gauntlet.data.download import Outcome
 
 PLAIN_WIDTH = 200  # columns of tables; a narrower terminal wraps whole lines, so names are not split
 STATUS_WIDTH = 15
@@ -249,8 +257,6 @@ def fetch(
 
     gauntlet data fetch squad safety --to data
     """
-    from llmfoundry_gauntlet.data.download import fetch_file, look
-
     check_options(context, excludes={'offline': ('retries', 'overwrite')})
     files = select_files(names or ())
     variable = next((name for name in OFFLINE_VARIABLES if os.environ.get(name, '').lower() in YES), None)
@@ -277,8 +283,6 @@ def import_files(
 
     gauntlet data import llm-foundry --to data
     """
-    from llmfoundry_gauntlet.data.download import import_file, list_copies
-
     files = select_files(names or ())
     places = list_copies(files, folder)
     outcomes = (import_file(file, places[file.path], to, overwrite=overwrite) for file in files)
@@ -301,8 +305,6 @@ def verify(
 
     gauntlet data verify llm-foundry squad safety
     """
-    from llmfoundry_gauntlet.data.download import find, list_copies
-
     files = select_files(names or ())
     places = list_copies(files, folder)
     outcomes = (find(file, places[file.path])[0] for file in files)

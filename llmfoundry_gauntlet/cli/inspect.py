@@ -14,7 +14,7 @@ import typer
 from llmfoundry_gauntlet.cli import options
 from llmfoundry_gauntlet.cli.data import print_json, print_rows
 from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET, GAUNTLET_TASKS, check_options, print_warnings
-from llmfoundry_gauntlet.data.manifest import PUBLISHED, origin_of
+from llmfoundry_gauntlet.data.published import PUBLISHED, origin_of
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, print_problems
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ class TaskSpec:
 
     `num_fewshot` is never empty; each number of shots is evaluated separately. `cluster_key` names the field that
     identifies a source shared by several rows, such as a passage, for clustered standard errors; by default the source
-    is detected (data/clusters.py). The last fields are settings of the evaluation, the same for all its tasks:
+    is detected (data/examples.py). The last fields are settings of the evaluation, the same for all its tasks:
 
     * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, including its bugs.
     * `truncation` of prompts longer than max_seq_len: 'drop_shots', or 'reference' (drop tokens from the left, for each

@@ -12,8 +12,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, ScoreSpec
 from llmfoundry_gauntlet.config.yaml import describe, suggestion
-from llmfoundry_gauntlet.data.clusters import cluster_of
-from llmfoundry_gauntlet.data.examples import TaskRows, digest_of, parse_rows
+from llmfoundry_gauntlet.data.examples import TaskRows, cluster_of, digest_of, parse_rows
 from llmfoundry_gauntlet.data.readers import (
     RowError,
     field_value,

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.config.settings import ERROR, SKIP, EvaluationSettings
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.data.examples import file_sizes, subset
-from llmfoundry_gauntlet.data.manifest import SAMPLE, UNOFFICIAL, origin_of, read_manifest
+from llmfoundry_gauntlet.data.published import SAMPLE, UNOFFICIAL, origin_of, read_manifest
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, MissingFileError
 from llmfoundry_gauntlet.evaluation.precision import precise_subsets
 from llmfoundry_gauntlet.evaluation.suite import Suite, at_shots, load_suite, only

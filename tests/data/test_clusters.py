@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from llmfoundry_gauntlet.data.clusters import RULES, cluster_of
+from llmfoundry_gauntlet.data.examples import RULES, cluster_of
 
 
 def names(stem, *rows):

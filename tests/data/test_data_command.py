@@ -13,10 +13,10 @@ import pytest
 from command_line import loaded_by
 from object_store import S3Server
 from paths import ROOT, SHARED_DATA
-from test_download import files_in, parquet_of
+from test_published import files_in, parquet_of
 
-from llmfoundry_gauntlet.data import manifest
-from llmfoundry_gauntlet.data.manifest import read_manifest, select_files
+from llmfoundry_gauntlet.data import published
+from llmfoundry_gauntlet.data.published import read_manifest, select_files
 
 s3_server = object_store.s3_server
 Gauntlet = Callable[..., tuple[int, str, str]]
@@ -45,7 +45,7 @@ def small_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
         for file in select_files(['copa', 'boolq'])
     ]
     (algebra,) = select_files([f'{MATH}algebra'])
-    monkeypatch.setattr(manifest, 'read_manifest', lambda: (*files, replace(algebra, num_rows=4)))
+    monkeypatch.setattr(published, 'read_manifest', lambda: (*files, replace(algebra, num_rows=4)))
 
 
 def write(path: Path, content: bytes) -> Path:

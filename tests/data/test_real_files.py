@@ -12,7 +12,7 @@ from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
 from llmfoundry_gauntlet.data.examples import TaskRows
-from llmfoundry_gauntlet.data.manifest import select_files
+from llmfoundry_gauntlet.data.published import select_files
 from llmfoundry_gauntlet.data.readers import read_rows
 from llmfoundry_gauntlet.data.score_rows import as_lettered, read_score_rows, split_list
 from llmfoundry_gauntlet.evaluation.suite import load_suite

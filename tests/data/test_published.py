@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine that refuses, breaks off and sends other bytes."""
+"""Files of the manifest: which are meant, where copies come from, and downloads from a server that fails."""
 
 from __future__ import annotations
 
@@ -17,9 +17,17 @@ import pytest
 from paths import SHARED_DATA
 from pyarrow import Table, parquet
 
-from llmfoundry_gauntlet.data.download import convert, fetch_file
-from llmfoundry_gauntlet.data.manifest import DataFile, read_manifest
-from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.data.published import (
+    PATH,
+    DataFile,
+    convert,
+    fetch_file,
+    git_blob_id,
+    origin_of,
+    read_manifest,
+    select_files,
+)
+from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
 ROWS = b'{"query": "one", "choices": ["no", "yes"], "gold": 1}\n' * 100
 OTHERS = ROWS.replace(b'one', b'two')
@@ -198,3 +206,30 @@ def test_an_unwritable_data_root_is_an_error(server: Server):
     server.give(ROWS)
     with pytest.raises(RecordError, match='/proc/nowhere'):
         fetch_file(BOOLQ, Path('/proc/nowhere'))
+
+
+def test_files_are_selected_by_task_category_path_or_stem():
+    for name in ('jeopardy', 'world_knowledge/jeopardy_all.jsonl', 'world_knowledge/jeopardy_all', 'jeopardy_all'):
+        assert [file.path for file in select_files([name])] == ['world_knowledge/jeopardy_all.jsonl']
+    assert len(select_files(['safety'])) == 4
+    assert len(select_files(['safety', 'bbq', 'copa'])) == 5
+    assert len(select_files([])) == 72
+    with pytest.raises(ConfigError) as raised:
+        select_files(['jepardy', 'copa', 'moon'])
+    assert len(raised.value.problems) == 2 and "did you mean 'jeopardy'" in raised.value.problems[0]
+
+
+def test_the_origin_of_a_file_is_found_by_its_content(tmp_path, monkeypatch):
+    sample = PATH.parent / 'commonsense_reasoning' / 'copa.jsonl'
+    copied, other = (tmp_path / name for name in ('commonsense_reasoning/copa.jsonl', 'other.jsonl'))
+    copied.parent.mkdir()
+    copied.write_bytes(sample.read_bytes())
+    other.write_text('{}')
+    assert [origin_of([path]) for path in (sample, copied, other)] == ['sample', 'sample', 'own']
+    copied.write_bytes(b'{}\n')
+    assert origin_of([copied]) == 'unofficial'
+    copa = next(file for file in read_manifest() if file.task == 'copa')
+    known = replace(copa, git_blob=git_blob_id(b'{}\n'), sha256=None)
+    monkeypatch.setattr('llmfoundry_gauntlet.data.published.read_manifest', lambda: (known,))
+    assert origin_of([copied]) == 'published'
+    assert origin_of([copied, other]) == 'own' and origin_of([copied, sample]) == 'sample' and origin_of([]) == 'own'
