@@ -1,5 +1,10 @@
+"""Token ids of prompts, and what identifies a tokenizer."""
+
+import json
+
 import numpy as np
 import pytest
+import transformers
 from character_tokenizer import CharacterTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,19 +13,20 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder, as_ids
-from llmfoundry_gauntlet.tasks.truncate import EncodedItem, FittedPrompt, truncated_item
+from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.types import Prompt
 
-BOS = 1
+FOLDER = FIXTURES / 'models' / 'rotary_bos'
+MODELS = ('rotary_bos', 'alibi_pad_eos')
+TEXTS = st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=40), min_size=2, max_size=6)
 
 
-def prompt(preamble: str, context: str, *continuations: str, num_shots: int = 0) -> Prompt:
-    return Prompt(preamble=preamble, contexts=(context,), continuations=continuations, num_shots=num_shots)
+def fast(name: str = 'rotary_bos', **changes):
+    return AutoTokenizer.from_pretrained(FIXTURES / 'models' / name, **changes)
 
 
 def text_of(ids: np.ndarray) -> str:
-    return ''.join('^' if i == BOS else chr(i) for i in ids)
+    return ''.join('^' if i == 1 else chr(i) for i in ids)
 
 
 def ids_of(encoder: Encoder, *texts: str, special: bool = False) -> list[list[int]]:
@@ -28,42 +34,24 @@ def ids_of(encoder: Encoder, *texts: str, special: bool = False) -> list[list[in
     return [found[text].tolist() for text in texts]
 
 
-def encoded(preamble: str, context: str, *continuations: str) -> EncodedPrompt:
-    return EncodedPrompt(
-        preamble=as_ids([BOS, *map(ord, preamble)]),
-        contexts=(as_ids([*map(ord, context)]),),
-        continuations=tuple(as_ids([*map(ord, continuation)]) for continuation in continuations),
-    )
-
-
-def truncated(parts: EncodedPrompt, max_seq_len: int, *, reference: bool = False) -> EncodedItem:
-    fitted = FittedPrompt(prompt=Prompt(contexts=('',)), encoded=parts, too_long=False)
-    return truncated_item(fitted, max_tokens=max_seq_len, reference=reference)
-
-
-def test_parts_are_tokenized_separately_and_only_the_first_gets_special_tokens(character_tokenizer):
+@pytest.mark.parametrize('prefix_space', [False, True])
+def test_parts_are_tokenized_separately_and_only_the_first_gets_special_tokens(character_tokenizer, prefix_space: bool):
+    """Continuations get a space if the tokenizer merges it."""
     encoder = Encoder(character_tokenizer)
     assert not encoder.prefix_space  # ' a' is two tokens
-    (parts,) = encoder.prompts([prompt('shots', 'query', 'x', 'yz')])
+    encoder.prefix_space = prefix_space
+    (parts,) = encoder.prompts([Prompt(preamble='shots', contexts=('query',), continuations=('x', ' yz'))])
     assert text_of(parts.preamble) == '^shots'
     assert [text_of(ids) for ids in parts.contexts] == ['query']
-    assert [text_of(ids) for ids in parts.continuations] == ['x', 'yz']
+    assert [text_of(ids) for ids in parts.continuations] == [' x' if prefix_space else 'x', ' yz']
     assert {ids.dtype for ids in (parts.preamble, *parts.contexts, *parts.continuations)} == {np.dtype(np.int32)}
 
 
-def test_continuations_get_a_space_if_the_tokenizer_merges_it(character_tokenizer, monkeypatch):
+@pytest.mark.parametrize(('eos', 'text', 'expected'), [('!', 'a!', '^a'), ('\1', '', '^'), ('b', 'a!', '^a!')])
+def test_a_trailing_eos_of_the_preamble_is_dropped_unless_it_is_alone(character_tokenizer, eos, text, expected):
     encoder = Encoder(character_tokenizer)
-    monkeypatch.setattr(encoder, 'prefix_space', True)
-    (parts,) = encoder.prompts([prompt('', 'query', 'x', ' y')])
-    assert [text_of(ids) for ids in parts.continuations] == [' x', ' y']
-
-
-def test_a_trailing_eos_of_the_preamble_is_dropped_unless_it_is_alone(character_tokenizer):
-    encoder = Encoder(character_tokenizer)
-    encoder.eos_token_id = ord('!')
-    assert text_of(encoder.preambles(['a!'])['a!']) == '^a'
-    encoder.eos_token_id = BOS
-    assert text_of(encoder.preambles([''])['']) == '^'
+    encoder.eos_token_id = ord(eos)
+    assert text_of(encoder.preambles([text])[text]) == expected
 
 
 def test_a_tokenizer_that_cannot_encode_is_a_model_error():
@@ -74,103 +62,41 @@ def test_a_tokenizer_that_cannot_encode_is_a_model_error():
         encoder.encode(['yes', 'no', 'maybe'], special=False)
 
 
-@pytest.mark.parametrize(
-    ('parts', 'max_seq_len', 'contexts', 'reference_contexts'),
-    [
-        # the question loses its start alike for all choices, and the instruction stays; the reference truncates each
-        # choice by itself, through special tokens
-        (('in', 'question', 'a', 'bcd'), 8, ['^inon', '^inon'], ['uestion', 'stion']),
-        (('instruction', 'question', 'ab'), 8, ['estion'], ['estion']),  # no room for the instruction
-        (('in', 'q', 'ab'), 6, ['^inq'], ['^inq']),
-    ],
-)
-def test_truncation_keeps_the_end_of_the_question(parts, max_seq_len: int, contexts, reference_contexts):
-    for reference, expected in ((False, contexts), (True, reference_contexts)):
-        request = truncated(encoded(*parts), max_seq_len, reference=reference)
-        assert [text_of(ids) for ids in request.contexts] == expected
-        assert request.truncated == (expected != ['^inq'])
-    shared = truncated(encoded(*parts), max_seq_len).contexts
-    assert all(context is shared[0] for context in shared)
-
-
-NOTHING = EncodedPrompt(preamble=as_ids([]), contexts=(as_ids([]),), continuations=(as_ids([5]),))
-
-
-@pytest.mark.parametrize(
-    ('parts', 'max_seq_len', 'reason'),
-    [
-        (encoded('', 'question', 'abcd'), 4, 'no context token'),  # fix 3
-        (encoded('', 'q', 'abcde'), 4, 'max_seq_len 4'),
-        (encoded('', 'q', ''), 9, 'no tokens for a continuation'),
-        (NOTHING, 9, 'no context token'),
-    ],
-)
-def test_without_context_or_continuation_an_item_is_unscorable(parts: EncodedPrompt, max_seq_len: int, reason: str):
-    assert reason in truncated(parts, max_seq_len).unscorable
-
-
-def test_the_reference_keeps_the_whole_context_before_a_continuation_of_full_length():
-    """Fix 3: it takes `context[-0:]`."""
-    assert text_of(truncated(encoded('', 'question', 'abcd'), 4, reference=True).contexts[0]) == '^question'
-
-
-MODELS = ('rotary_bos', 'alibi_pad_eos')
-TEXTS = st.lists(st.text(st.characters(exclude_categories=['Cs']), max_size=40), min_size=2, max_size=6)
-
-
-def fixture_tokenizer(name: str):
-    return AutoTokenizer.from_pretrained(FIXTURES / 'models' / name)
-
-
 @pytest.fixture(scope='module', params=MODELS)
 def fast_encoder(request) -> Encoder:
-    encoder = Encoder(fixture_tokenizer(request.param))
+    encoder = Encoder(fast(request.param))
     assert encoder.uses_backend
     return encoder
 
 
 @given(texts=TEXTS, special=st.booleans())
 def test_the_backend_gives_the_ids_of_the_tokenizer(fast_encoder, texts: list[str], special: bool):
+    """Whatever truncation and padding were used before."""
     texts = [*texts, '<s>a</s> <|endoftext|>', ' \n\n']
     expected = fast_encoder.tokenizer(texts, add_special_tokens=special)['input_ids']
+    assert ids_of(fast_encoder, *texts, special=special) == expected
+    fast_encoder.tokenizer(texts, truncation=True, max_length=2, padding='max_length')
     assert ids_of(fast_encoder, *texts, special=special) == expected
     assert fast_encoder.uses_backend
 
 
-@pytest.mark.parametrize('name', MODELS)
-def test_earlier_truncation_and_padding_do_not_change_prompts(name: str):
-    tokenizer = fixture_tokenizer(name)
-    encoder = Encoder(tokenizer)
-    texts = ['one two three four five six', 'a']
-    expected = ids_of(encoder, *texts, special=True)
-    tokenizer(texts, truncation=True, max_length=2, padding='max_length')
-    assert ids_of(encoder, *texts, special=True) == expected
-
-
-def test_split_special_tokens_is_respected():
-    tokenizer = fixture_tokenizer('rotary_bos')
+def test_settings_and_overridden_methods_of_a_tokenizer_are_not_bypassed():
+    tokenizer = fast()
     assert ids_of(Encoder(tokenizer), '</s>', 'a')[0] == [1]
     tokenizer.split_special_tokens = True
     apart = ids_of(Encoder(tokenizer), '</s>', 'a')[0]
     assert apart == tokenizer('</s>', add_special_tokens=False)['input_ids'] != [1]
 
-
-def test_overridden_tokenizer_methods_are_not_bypassed():
-    kind = type(fixture_tokenizer('rotary_bos'))
-
-    class LowerCase(kind):
+    class LowerCase(type(tokenizer)):
         def _batch_encode_plus(self, batch_text_or_text_pairs, **keys):
             return super()._batch_encode_plus([text.lower() for text in batch_text_or_text_pairs], **keys)
 
-    encoder = Encoder(LowerCase.from_pretrained(FIXTURES / 'models' / 'rotary_bos'))
+    encoder = Encoder(LowerCase.from_pretrained(FOLDER))
     assert not encoder.uses_backend
     upper, lower = ids_of(encoder, 'HELLO', 'hello')
     assert upper == lower
-
-
-def test_a_backend_that_differs_from_the_tokenizer_is_not_used():
-    tokenizer = fixture_tokenizer('rotary_bos')
-    tokenizer._call_one = lambda text, **_: {'input_ids': [[7] for _ in text]}
+    tokenizer = fast()
+    tokenizer._call_one = lambda text, **_: {'input_ids': [[7] for _ in text]}  # the backend differs from it
     assert ids_of(Encoder(tokenizer), 'a', 'b') == [[7], [7]]
 
 
@@ -191,3 +117,108 @@ def test_a_word_has_one_space_before_it_with_any_tokenizer():
     assert ids_of(encoder, 'A', ' A')[0] == [2]
     characters = Encoder(CharacterTokenizer())
     assert not characters.adds_space and characters.word_after(' A') == characters.word_after('A') == ' A'
+
+
+# Fingerprints and names.
+
+
+def llama(**changes):
+    """Return the class that most Llama models name."""
+    return transformers.LlamaTokenizerFast.from_pretrained(FOLDER, **changes)
+
+
+def fingerprint(tokenizer) -> str | None:
+    return Encoder(tokenizer).fingerprint
+
+
+def changed(tokenizer, **settings):
+    for name, value in settings.items():
+        setattr(tokenizer, name, value)
+    return tokenizer
+
+
+def added(tokenizer):
+    tokenizer.add_tokens(['squad'])
+    return tokenizer
+
+
+def without_merge(tokenizer, folder):
+    """Remove the last merge: the vocabulary is the same, the ids are not."""
+    tokenizer.save_pretrained(folder)
+    content = json.loads((folder / 'tokenizer.json').read_text())
+    content['model']['merges'].pop()
+    (folder / 'tokenizer.json').write_text(json.dumps(content))
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def test_fingerprint_and_name_do_not_depend_on_folder_or_use(tmp_path, character_tokenizer):
+    tokenizer = fast()
+    tokenizer.save_pretrained(tmp_path)
+    expected, name = fingerprint(tokenizer), Encoder(tokenizer).name
+    assert expected is not None and name.startswith('PreTrainedTokenizerFast 900 (')
+    copied = AutoTokenizer.from_pretrained(tmp_path)
+    assert (fingerprint(copied), Encoder(copied).name) == (expected, name)
+    tokenizer(['one two three', 'four'], truncation=True, max_length=2, padding='max_length')
+    assert (fingerprint(tokenizer), Encoder(tokenizer).name) == (expected, name)
+    changed(tokenizer, padding_side='left', model_max_length=7, chat_template='{{ messages }}')
+    assert fingerprint(tokenizer) == expected
+    assert fingerprint(character_tokenizer) is None  # a class about which nothing is known
+
+
+def test_names_differ_by_vocabulary_and_chat_template(tmp_path):
+    others = (added(fast()), without_merge(fast(), tmp_path), changed(fast(), chat_template='{{ messages }}'))
+    assert len({Encoder(tokenizer).name for tokenizer in (fast(), *others)}) == 4
+
+
+def test_what_changes_the_ids_of_a_fast_tokenizer_changes_its_fingerprint(tmp_path):
+    tokenizers = [
+        fast(),
+        added(fast()),
+        changed(fast(), split_special_tokens=True),
+        changed(fast(), eos_token='<pad>'),
+        without_merge(fast(), tmp_path),
+        llama(),
+        changed(llama(), add_bos_token=False),
+        llama(add_eos_token=True),
+        fast('alibi_pad_eos'),
+    ]
+    assert len({fingerprint(tokenizer) for tokenizer in tokenizers}) == len(tokenizers)
+    assert fingerprint(changed(tokenizers[6], add_bos_token=True)) == fingerprint(tokenizers[5])
+
+
+def slow(folder, *, merges=('a b', 'ab c'), **changes):
+    """Return GPT-2's tokenizer in Python, whose merges are in no vocabulary."""
+    folder.mkdir(exist_ok=True)
+    words = ['a', 'b', 'c', 'ab', 'abc', 'bc', '<|endoftext|>']
+    (folder / 'vocab.json').write_text(json.dumps({word: index for index, word in enumerate(words)}))
+    (folder / 'merges.txt').write_text('#version: 0.2\n' + '\n'.join(merges) + '\n')
+    return transformers.GPT2Tokenizer(str(folder / 'vocab.json'), str(folder / 'merges.txt'), **changes)
+
+
+def test_what_changes_the_ids_of_a_slow_tokenizer_changes_its_fingerprint(tmp_path):
+    used = slow(tmp_path / 'a')
+    expected = fingerprint(used)
+    used('abc')
+    assert expected is not None and fingerprint(used) == fingerprint(slow(tmp_path / 'b')) == expected
+    tokenizers = [
+        slow(tmp_path / 'c', merges=('b c', 'a bc')),
+        slow(tmp_path / 'a', add_bos_token=True),
+        slow(tmp_path / 'a', errors='strict'),
+        added(slow(tmp_path / 'a')),
+        ByT5Tokenizer(),
+        ByT5Tokenizer(extra_ids=10),
+    ]
+    assert len({expected, *map(fingerprint, tokenizers)} - {None}) == len(tokenizers) + 1
+
+
+def test_custom_tokenizer_classes_differ_by_their_source(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for name, text in (('own_a', 'x'), ('own_b', 'y')):
+        source = f'from transformers import PreTrainedTokenizerFast as Fast\nclass Own(Fast):\n    NOTE = "{text}"\n'
+        (tmp_path / f'{name}.py').write_text(source)
+        kind = __import__(name).Own
+        kind.__module__ = 'own'
+        monkeypatch.setitem(__import__('sys').modules, 'own', __import__(name))
+        found.append(fingerprint(kind.from_pretrained(FOLDER)))
+    assert None not in found and len(set(found)) == 2

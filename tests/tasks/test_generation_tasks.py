@@ -10,16 +10,13 @@ import pytest
 
 from llmfoundry_gauntlet.errors import DataError, ModelError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
-from llmfoundry_gauntlet.metrics.keys import metric_stream
 from llmfoundry_gauntlet.metrics.metrics import task_score
 from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
-from llmfoundry_gauntlet.tasks.prepare import cache_name
 from llmfoundry_gauntlet.types import Example, Generation, ItemKey, ItemResult, Sampling, StopRule
 
-ACCURACY = 'InContextLearningGenerationExactMatchAccuracy'
 ROW = {'context': '1+1=', 'answer': '2'}
 PROBLEMS = [Problem('1+1=', ('2',), None), Problem('2+2=', ('4',), None), Problem('3+3=', ('6',), None)]
 THOUGHTS = [
@@ -123,11 +120,6 @@ def test_shots_show_the_thought_and_the_preferred_answer_and_the_question_nothin
     assert (made.preamble, made.contexts, made.continuations) == (preamble, (context,), ())
 
 
-def test_each_right_answer_is_a_response():
-    assert with_thoughts().responses(THOUGHTS[0]) == ('One and one. #### 2', 'One and one. #### two')
-    assert with_thoughts().responses(Problem('?', ('a', 'b'), None)) == ('a', 'b')
-
-
 @pytest.mark.parametrize(
     ('spec', 'problems', 'expected'),
     [
@@ -154,6 +146,10 @@ def test_each_right_answer_is_a_response():
 )
 def test_where_generations_stop(spec, problems, expected: StopRule):
     assert spec.stops(problems) == expected
+
+
+def text(request) -> str:
+    return ''.join(map(chr, request.context)).replace('\1', '^')
 
 
 def preparation(tokenizer, spec, examples, *, max_seq_len: int = 100, **settings) -> Preparation:
@@ -190,15 +186,11 @@ def test_max_new_tokens_is_the_longest_response_and_some_more_after_a_thought(
     assert [request.max_new_tokens for request in made] == [expected] * len(problems)
 
 
-def in_categories(problems: dict[str, Problem]) -> list[Example]:
-    return [Example(row=row, category=name[0], content=problem) for row, (name, problem) in enumerate(problems.items())]
-
-
 @pytest.mark.parametrize('truncation', ['drop_shots', 'reference'])
 def test_a_category_has_the_limit_of_its_own_longest_answer(character_tokenizer, truncation: str):
     """llm-foundry 0.22 makes a data set of each category (`get_icl_task_dataloader`); a subset changes no limit."""
-    problems = {'b1': Problem('7*2=', ('fourteen',), None), 'a1': PROBLEMS[0], 'b2': PROBLEMS[1], 'a2': PROBLEMS[2]}
-    rows = in_categories(problems)
+    problems = [Problem('7*2=', ('fourteen',), None), *PROBLEMS]
+    rows = [replace(example, category='baba'[row]) for row, example in enumerate(examples(problems))]
     spec = task(1, has_categories=True)
     made = preparation(character_tokenizer, spec, rows, max_seq_len=14, truncation=truncation)
     whole = made.items()
@@ -206,8 +198,7 @@ def test_a_category_has_the_limit_of_its_own_longest_answer(character_tokenizer,
     # a prompt of 'a' may have 12 tokens, which '^3+3= 6\n1+1=' has, and one of 'b' 5
     last_five = {'drop_shots': '^7*2=', 'reference': '\n7*2='}[truncation]
     assert [text(item.request) for item in whole][:2] == [last_five, '^3+3= 6\n1+1=']
-    some = made.items(rows[2:])
-    assert [item.request.max_new_tokens for item in some] == [9, 2]
+    assert [item.request.max_new_tokens for item in made.items(rows[2:])] == [9, 2]
 
 
 def test_no_room_for_a_prompt_is_an_error_with_both_numbers(character_tokenizer):
@@ -218,10 +209,6 @@ def test_no_room_for_a_prompt_is_an_error_with_both_numbers(character_tokenizer)
     given = task(generation_kwargs={'max_new_tokens': 40})
     with pytest.raises(ModelError, match=r'40 tokens \(generation_kwargs\.max_new_tokens\), but max_seq_len is 40'):
         requests(character_tokenizer, given, max_seq_len=40)
-
-
-def text(request) -> str:
-    return ''.join(map(chr, request.context)).replace('\1', '^')
 
 
 WHOLE = '^2+2= 4\n3+3= 6\n1+1='  # 19 tokens
@@ -283,38 +270,22 @@ def test_a_context_without_tokens_is_unscorable():
     assert 'no context token' in made[0].unscorable and made[1].unscorable is None
 
 
-def test_requests_have_stops_and_sampling(character_tokenizer):
-    assert requests(character_tokenizer, task())[0].stops == StopRule(answer_end='\n')
-    assert requests(character_tokenizer, task(), semantics='reference')[0].stops == StopRule(as_pattern=True)
-    for given, expected in (
+@pytest.mark.parametrize(
+    ('given', 'expected'),
+    [
         ({}, Sampling()),
         ({'do_sample': False}, Sampling()),
-        # what is not said is as in transformers, and the seed is that of the shots
+        # the defaults are those of transformers, and the seed is that of the shots
         ({'do_sample': True}, Sampling(temperature=1.0, top_p=1.0, top_k=50, seed=1234)),
         (
             {'do_sample': True, 'temperature': 2, 'top_p': 0.5, 'top_k': 3, 'seed': 9},
             Sampling(temperature=2.0, top_p=0.5, top_k=3, seed=9),
         ),
-    ):
-        assert requests(character_tokenizer, task(generation_kwargs=given))[0].sampling == expected
-
-
-def test_a_changed_alias_or_thought_is_another_cache_entry(character_tokenizer):
-    """It may change how long a generation may be, even where no shot shows it."""
-    first = THOUGHTS[0]
-    changed = [
-        replace(first, golds=('2', 'twos')),
-        replace(first, golds=('2', 'two', 'II')),
-        replace(first, golds=('two', '2')),
-        replace(first, chain_of_thought='One, and one.'),
-        replace(first, chain_of_thought=None),
-    ]
-    for num_shots in (0, 2):
-        names = {
-            cache_name(preparation(character_tokenizer, with_thoughts(num_shots), examples([one, *THOUGHTS[1:]])))
-            for one in (first, *changed)
-        }
-        assert len(names) == 6
+    ],
+)
+def test_requests_have_stops_and_sampling(character_tokenizer, given: dict, expected: Sampling):
+    (request, *_) = requests(character_tokenizer, task(generation_kwargs=given))
+    assert (request.sampling, request.stops) == (expected, StopRule(answer_end='\n'))
 
 
 def result(tokenizer, generated: str, spec=None, problem: Problem = THOUGHTS[0], **keys) -> ItemResult:
@@ -398,44 +369,18 @@ def test_an_unscorable_item_is_unscored_with_its_reason(character_tokenizer):
     assert (found.status, found.reason, found.text, found.num_tokens) == ('unscored', 'why', None, None)
 
 
-def results(tokenizer, categories: str) -> list[ItemResult]:
+def test_metrics_are_means_over_items_and_absent_only_where_an_item_lacks_one(character_tokenizer):
     texts = ('so #### 2', 'so #### 22', 'so #### 2.0', 'so #### 4')  # (1, 1, 1), (1, 0, 0), (1, 0, 1), (0, 0, 0)
-    return [
-        replace(
-            result(tokenizer, text, is_truncated=row == 3), key=ItemKey('t/0-shot', row), category=name.strip() or None
-        )
-        for row, (text, name) in enumerate(zip(texts, categories, strict=True))
+    results = [
+        replace(result(character_tokenizer, text, is_truncated=row == 3), key=ItemKey('t/0-shot', row))
+        for row, text in enumerate(texts)
     ]
-
-
-@pytest.mark.parametrize(
-    ('categories', 'expected'),
-    [
-        ('    ', (3 / 4, 1 / 4, 2 / 4, 1 / 4)),
-        ('aaab', ((3 / 3 + 0) / 2, (1 / 3 + 0) / 2, (2 / 3 + 0) / 2, (0 + 1) / 2)),  # the mean of the categories'
-    ],
-)
-def test_metrics_are_means_over_items_and_then_over_categories(character_tokenizer, categories: str, expected: tuple):
-    score = task_score('t/0-shot', metrics_of(with_thoughts()), results(character_tokenizer, categories))
-    assert list(score.metrics) == [ACCURACY, 'StrictMatch', 'NumericMatch', 'TruncatedShare']
-    assert [measure.value for measure in score.metrics.values()] == pytest.approx(expected)
-    stream = metric_stream({'t/0-shot': score}, None, {}, {})
-    assert stream['metrics/t/0-shot/StrictMatch'] == pytest.approx(expected[1])
-    if categories.strip():
-        assert stream['metrics/t/0-shot/b/TruncatedShare'] == 1
-
-
-def test_an_unscored_item_leaves_no_metric_but_the_reason(character_tokenizer):
-    bad = replace(result(character_tokenizer, 'x', is_finite=False), key=ItemKey('t/0-shot', 9))
-    score = task_score('t/0-shot', metrics_of(with_thoughts()), [*results(character_tokenizer, '    '), bad])
-    assert len(score.metrics) == 4
-    for measure in score.metrics.values():
-        assert measure.value is None and '1 of 5' in measure.reason and 'not finite' in measure.reason
-
-
-def test_cut_share_alone_is_absent_where_it_is_unknown_for_an_item(character_tokenizer):
-    first, *others = results(character_tokenizer, '    ')
-    first = replace(first, metrics={name: first.metrics[name] for name in ('StrictMatch', 'NumericMatch')})
-    score = task_score('t/0-shot', metrics_of(with_thoughts()), [first, *others])
+    score = task_score('t/0-shot', metrics_of(with_thoughts()), results)
+    names = ['InContextLearningGenerationExactMatchAccuracy', 'StrictMatch', 'NumericMatch', 'TruncatedShare']
+    assert {name: measure.value for name, measure in score.metrics.items()} == dict(
+        zip(names, (3 / 4, 1 / 4, 2 / 4, 1 / 4), strict=True)
+    )
+    known = {name: results[0].metrics[name] for name in ('StrictMatch', 'NumericMatch')}
+    score = task_score('t/0-shot', metrics_of(with_thoughts()), [replace(results[0], metrics=known), *results[1:]])
     assert score.metrics['StrictMatch'].value == 1 / 4
     assert score.metrics['TruncatedShare'].value is None and '1 of 4' in score.metrics['TruncatedShare'].reason

@@ -1,14 +1,24 @@
-import dataclasses
+"""The cache of token ids, which several processes share.
+
+`python test_prepare.py CACHE NOTES` prepares the same tasks as other processes and prints a digest of all items.
+"""
+
+from __future__ import annotations
+
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from characters import Characters
 
 from llmfoundry_gauntlet.config.tasks import SETTINGS
 from llmfoundry_gauntlet.evaluation.suite import load_suite
@@ -22,8 +32,6 @@ from llmfoundry_gauntlet.tasks.prepare import LEFTOVER_SECONDS, cache_name, clai
 from llmfoundry_gauntlet.tasks.schema import Schema
 from llmfoundry_gauntlet.types import Example, GenerateRequest, Item, Request, StopRule
 
-HERE = Path(__file__).parent
-
 TASK = {
     'label': 't',
     'dataset_uri': 'x',
@@ -33,12 +41,40 @@ TASK = {
 }
 
 
+class Characters:
+    """A cacheable slow tokenizer: code points, after `bos` if special tokens are wanted.
+
+    Texts with the name of a task in them, such as 'task7', are noted in `notes` with the process, and take `seconds`.
+    """
+
+    eos_token_id = None
+    all_special_tokens = ()
+
+    def __init__(self, *, bos: int = 1, notes: Path | None = None, seconds: float = 0.0) -> None:
+        self._bos = [bos]  # not a plain setting: it shows in the ids alone
+        self._notes, self._seconds = notes, (seconds,)
+        self.init_kwargs: dict[str, Any] = {}
+        self.added_tokens_decoder: dict[int, Any] = {}
+
+    def save_vocabulary(self, folder: str) -> tuple[str, ...]:
+        return ()
+
+    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
+        tasks = sorted({name for text in texts for name in re.findall(r'task\d+', text)})
+        if self._notes is not None and tasks:
+            with self._notes.open('a') as notes:
+                notes.write(''.join(f'{name} {os.getpid()}\n' for name in tasks))
+            time.sleep(*self._seconds)
+        special = self._bos if add_special_tokens else []
+        return {'input_ids': [special + [ord(character) for character in text] for text in texts]}
+
+
 def preparation_of(examples=None, tokenizer=None, *, max_seq_len: int = 60, **changes) -> Preparation:
     """Return a small task, with changed settings and keys."""
     settings = {name: changes.pop(name) for name in SETTINGS if name in changes}
     (task,) = load_suite([{**TASK, **changes}]).tasks
     return Preparation(
-        task=dataclasses.replace(task, **settings),
+        task=replace(task, **settings),
         examples=examples_of('q') if examples is None else examples,
         encoder=Encoder(tokenizer or Characters()),
         max_seq_len=max_seq_len,
@@ -101,19 +137,17 @@ KINDS = {
     'multiple_choice': examples_of('q'),
     'language_modeling': [Example(row=i, content=Passage(f'{i}+{i}=', f'{2 * i}' * 30 ** (i % 2))) for i in range(6)],
     'schema': [Example(row=i, content=Schema((f'the cup{i}', f'a bag{i}'), f'was {i}.', i % 2)) for i in range(6)],
-}
-REPLIES = {
     'generation_task_with_answers': [
         Example(row=i, content=Problem(f'{i}+{i}=' + '?' * 5 * i, (f'{2 * i}', f'{2 * i}.0'), None)) for i in range(6)
     ],
 }
 
 
-@pytest.mark.parametrize('kind', [*KINDS, *REPLIES])
+@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('truncation', ['drop_shots', 'reference'])
 @pytest.mark.parametrize('max_seq_len', [8, 30, 1000])
 def test_cached_items_equal_those_prepared_without_a_cache(tmp_path, kind: str, truncation: str, max_seq_len: int):
-    examples = {**KINDS, **REPLIES}[kind]
+    examples = KINDS[kind]
     keys = {'icl_task_type': kind, 'has_categories': kind == 'multiple_choice', 'truncation': truncation}
     preparation = preparation_of(examples, max_seq_len=max_seq_len, **keys)
     made = preparation.items()
@@ -126,27 +160,15 @@ def test_cached_items_equal_those_prepared_without_a_cache(tmp_path, kind: str, 
     assert {(type(ids), ids.dtype, ids.ndim) for ids in arrays} == {(np.ndarray, np.dtype(np.int32), 1)}
 
 
-def test_a_cached_task_is_not_tokenized_again(tmp_path):
+def test_a_cached_task_is_not_tokenized_again_and_its_file_counts_as_used(tmp_path):
     notes = tmp_path / 'notes'
     for expected in (True, False):
         notes.unlink(missing_ok=True)
         prepared(preparation_of(examples_of('task1'), Characters(notes=notes)), tmp_path / 'cache')
         assert bool(notes_of(notes)) == expected
-
-
-CHANGES = [
-    {'num_fewshot': [1]},
-    {'max_seq_len': 59},
-    {'truncation': 'reference'},
-    {'fewshot': 'fixed'},
-    {'prompt_string': 'Choose.'},
-    {'example_delimiter': '\n\n'},
-    {'continuation_delimiter': '\nAnswer: '},
-    {'prelimiter': 'Q: '},
-    {'fewshot_random_seed': 7},
-    {'strip_dataset': False},
-    {'label': 'other'},
-]
+        (path,) = (tmp_path / 'cache').glob('*.tokens')
+        assert path.stat().st_mtime > 1
+        os.utime(path, (1, 1))
 
 
 @pytest.mark.parametrize(
@@ -163,36 +185,54 @@ CHANGES = [
     ],
     ids=str,
 )
-def test_a_changed_row_is_another_cache_entry(changed: dict):
+def test_a_changed_row_is_another_cache_entry(changed: dict[str, Any]):
     first, *others = examples_of('q')
-    names = [
-        cache_name(preparation_of([example, *others])) for example in (first, dataclasses.replace(first, **changed))
-    ]
-    assert names[0] != names[1]
-    assert cache_name(preparation_of(others)) not in names
+    rows = ([first, *others], [replace(first, **changed), *others], others)
+    assert len({cache_name(preparation_of(examples)) for examples in rows}) == 3
 
 
-def test_another_tokenizer_or_encoder_is_another_cache_entry():
+@pytest.mark.parametrize('num_shots', [0, 2])
+def test_a_changed_answer_or_thought_is_another_cache_entry(num_shots: int):
+    """It may change how long a generation may be, even where no shot shows it."""
+    kind, first = 'generation_task_with_answers', Problem('1+1=', ('2', 'two'), 'One and one.')
+    golds = [('2', 'twos'), ('2', 'two', 'II'), ('two', '2')]
+    contents = [first, *(replace(first, golds=one) for one in golds), replace(first, chain_of_thought=None)]
+    names = set()
+    for content in contents:
+        examples = [Example(row=0, content=content), *KINDS[kind][1:]]
+        names.add(cache_name(preparation_of(examples, icl_task_type=kind, num_fewshot=[num_shots])))
+    assert len(names) == len(contents)
+
+
+def test_another_tokenizer_or_encoder_or_changed_code_is_another_cache_entry(monkeypatch):
     encoder = Encoder(Characters())
     encoder.prefix_space = True
     preparations = [
         preparation_of(),
         preparation_of(tokenizer=Characters(bos=3)),
-        dataclasses.replace(preparation_of(), encoder=encoder),
+        replace(preparation_of(), encoder=encoder),
     ]
-    assert len({cache_name(preparation) for preparation in preparations}) == 3
-
-
-def test_changed_code_of_a_task_type_is_another_cache_entry(monkeypatch):
-    """The digest includes its source, also of an installed type."""
-    before = cache_name(preparation_of())
-    shot = MultipleChoiceTask.shot
+    names = {cache_name(preparation) for preparation in preparations}
+    shot = MultipleChoiceTask.shot  # also of an installed type
     monkeypatch.setattr(MultipleChoiceTask, 'shot', lambda task, content, first: shot(task, content, first).upper())
-    assert cache_name(preparation_of()) != before
+    assert len({*names, cache_name(preparation_of())}) == 4
 
 
 def test_items_cached_with_one_setting_are_not_read_with_another(tmp_path):
-    for changes in ({}, *CHANGES, {}):
+    changed = [
+        {'num_fewshot': [1]},
+        {'max_seq_len': 59},
+        {'truncation': 'reference'},
+        {'fewshot': 'fixed'},
+        {'prompt_string': 'Choose.'},
+        {'example_delimiter': '\n\n'},
+        {'continuation_delimiter': '\nAnswer: '},
+        {'prelimiter': 'Q: '},
+        {'fewshot_random_seed': 7},
+        {'strip_dataset': False},
+        {'label': 'other'},
+    ]
+    for changes in ({}, *changed, {}):
         preparation = preparation_of(**changes)
         assert digest_of(prepared(preparation, tmp_path)) == digest_of(preparation.items())
 
@@ -230,7 +270,7 @@ def test_nothing_is_written_without_a_cache_or_a_fingerprint(tmp_path, monkeypat
 
 
 def test_processes_share_the_tasks_and_each_is_tokenized_once(tmp_path):
-    command = [sys.executable, HERE / 'prepare_worker.py', tmp_path / 'cache', tmp_path / 'notes']
+    command = [sys.executable, __file__, tmp_path / 'cache', tmp_path / 'notes']
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     printed = {worker.communicate(timeout=100)[0] for worker in workers}
     assert [worker.returncode for worker in workers] == [0, 0, 0]
@@ -278,14 +318,10 @@ def test_a_task_finished_between_lookup_and_claim_is_read(tmp_path, monkeypatch)
 def test_a_hanging_process_is_not_waited_for_forever(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, 'PATIENCE_SECONDS', 0.2)
     preparation = preparation_of()
-    with claim(path_of(preparation, tmp_path), 0):
-        assert len(prepared(preparation, tmp_path)) == 12
-
-
-def test_a_claim_ends_with_an_error(tmp_path):
-    with pytest.raises(KeyError), claim(tmp_path / 'a.tokens', 0):
+    with pytest.raises(KeyError), claim(path_of(preparation, tmp_path), 0) as is_mine:
+        assert is_mine and len(prepared(preparation, tmp_path)) == 12
         raise KeyError
-    with claim(tmp_path / 'a.tokens', 0) as is_mine:
+    with claim(path_of(preparation, tmp_path), 0) as is_mine:  # a claim ends with an error
         assert is_mine
 
 
@@ -313,15 +349,6 @@ def test_least_recently_used_files_are_removed_first(tmp_path):
         assert sorted(path.stem for path in tmp_path.iterdir()) == list(kept)
 
 
-def test_reading_a_file_is_use(tmp_path):
-    preparation = preparation_of()
-    prepared(preparation, tmp_path)
-    (path,) = tmp_path.glob('*.tokens')
-    os.utime(path, (1, 1))
-    prepared(preparation, tmp_path)
-    assert path.stat().st_mtime > 1
-
-
 def test_leftovers_of_dead_processes_are_removed_after_a_day(tmp_path):
     for name in ('old.lock', 'old.unfinished', 'old.tokens', 'new.lock', 'new.unfinished', 'old.other'):
         aged(tmp_path / name, LEFTOVER_SECONDS + 60 if name.startswith('old') else 0)
@@ -333,15 +360,15 @@ def test_leftovers_of_dead_processes_are_removed_after_a_day(tmp_path):
 
 def test_stop_rules_are_not_cached(tmp_path):
     """The same token ids do for both rules."""
-    (examples,) = REPLIES.values()
-    keys = {'icl_task_type': 'generation_task_with_answers', 'has_categories': False}
+    kind = 'generation_task_with_answers'
+    keys = {'icl_task_type': kind, 'has_categories': False}
     for semantics, stops in (('corrected', StopRule(answer_end='\n')), ('reference', StopRule(as_pattern=True))):
-        items = prepared(preparation_of(examples, semantics=semantics, **keys), tmp_path)
+        items = prepared(preparation_of(KINDS[kind], semantics=semantics, **keys), tmp_path)
         assert {item.request.stops for item in items} == {stops}
     assert len(list(tmp_path.glob('*.tokens'))) == 1
 
 
-# Of the items of KINDS and of REPLIES; each version of the prompts has its own.
+# Of the items of choices and continuations, and of generations; each version of the prompts has its own.
 ITEMS = {
     2: (
         'a66267ec603b789fa8fe843a44565d5188d3e645cfc12fa62647069928901447',
@@ -354,8 +381,16 @@ ITEMS = {
 def test_prompts_do_not_change_without_a_new_version(place: int):
     """If this fails, raise PROMPTS_VERSION and add the new digest here: cached token ids are then recomputed."""
     digests = [
-        digest_of(preparation_of(examples, icl_task_type=kind, has_categories=False, **keys).items())
-        for kind, examples in (KINDS, REPLIES)[place].items()
+        digest_of(preparation_of(KINDS[kind], icl_task_type=kind, has_categories=False, **keys).items())
+        for kind in ([*KINDS][:3], [*KINDS][3:])[place]
         for keys in ({}, {'truncation': 'reference'}, {'fewshot': 'fixed'}, {'max_seq_len': 20})
     ]
     assert hashlib.sha256(''.join(digests).encode()).hexdigest() == ITEMS[PROMPTS_VERSION][place]
+
+
+if __name__ == '__main__':
+    CACHE, NOTES = map(Path, sys.argv[1:])
+    TOKENIZER = Characters(notes=NOTES, seconds=0.05)
+    LABELS = [f'task{number}' for number in range(6)]
+    FOUND = prepare_tasks({name: preparation_of(examples_of(name), TOKENIZER, label=name) for name in LABELS}, CACHE)
+    print(hashlib.sha256(repr([digest_of(FOUND[name]) for name in LABELS]).encode()).hexdigest())

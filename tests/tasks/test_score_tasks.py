@@ -21,9 +21,6 @@ from llmfoundry_gauntlet.tasks.items import Preparation, item_result, untokenize
 from llmfoundry_gauntlet.tasks.score import (
     TRUNCATED_REASON,
     UNPARSED,
-    LettersTask,
-    LikelihoodTask,
-    MathTask,
     ScoreTask,
 )
 from llmfoundry_gauntlet.tasks.templates import Posed, PosedProblem, Template
@@ -52,23 +49,10 @@ def task_of(dataset: str = 'mmlu_pro', **keys: Any) -> ScoreTask:
     return load_suite(None, None, {'dataset': dataset, **keys}).tasks[0]
 
 
-def score_of(text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', **more: Any) -> Score:
-    keys = {name: more.pop(name) for name in ('answer_extraction',) if name in more}
-    task = task_of(dataset, **keys)
-    return task.score(Generation(key=KEY, text=text, **more), content)
-
-
-def test_types_have_their_names_and_no_metrics_over_items():
-    tasks = {
-        'score_choices': task_of(),
-        'score_likelihood': task_of(answers='likelihood'),
-        'score_math': task_of('math'),
-    }
-    assert [type(task) for task in tasks.values()] == [LettersTask, LikelihoodTask, MathTask]
-    assert [task.generates for task in tasks.values()] == [True, False, True]
-    for name, task in tasks.items():
-        assert task.icl_task_type == name and not task.runs_programs and task.metrics() == ()
-        assert task.is_verbatim or not task.generates
+def score_of(
+    text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', *, extraction: str = 'tolerant', **more: Any
+) -> Score:
+    return task_of(dataset, answer_extraction=extraction).score(Generation(key=KEY, text=text, **more), content)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +76,15 @@ def test_types_have_their_names_and_no_metrics_over_items():
 )
 def test_letters_are_right_wrong_or_unparsed(text: str, tolerant: str | None, reference: str | None):
     for extraction, letter in (('tolerant', tolerant), ('reference', reference)):
-        assert score_of(text, answer_extraction=extraction) == Score(
+        assert score_of(text, extraction=extraction) == Score(
             value=float(letter == 'B'),
             predicted=None if letter is None else 'ABC'.index(letter),
             answer=letter,
             reason=UNPARSED if letter is None else None,
             facts=FACTS[letter],
         )
+    reason = '; '.join(([] if tolerant else [UNPARSED]) + [TRUNCATED_REASON])
+    assert score_of(text, is_truncated=True) == replace(score_of(text), reason=reason)
 
 
 def test_scoring_is_by_letter_even_if_options_have_the_same_text():
@@ -108,21 +94,10 @@ def test_scoring_is_by_letter_even_if_options_have_the_same_text():
     assert score_of('The best answer is blue', twice).answer is None  # it may be either
 
 
-@pytest.mark.parametrize(
-    ('text', 'expected'),
-    [
-        ('The best answer is B', Score(value=1.0, predicted=1, answer='B', reason=TRUNCATED_REASON, facts=FACTS['B'])),
-        ('Let me see', Score(value=0.0, reason=f'{UNPARSED}; {TRUNCATED_REASON}', facts=FACTS[None])),
-    ],
-)
-def test_a_generation_that_was_cut_is_marked_and_says_so(text: str, expected: Score):
-    assert score_of(text, is_truncated=True) == expected
-
-
 @pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
 @pytest.mark.parametrize('dataset', ['mmlu_pro', 'math'])
 def test_generations_from_non_finite_logits_are_unscored(dataset: str, extraction: str):
-    found = score_of('The best answer is B', POSED, dataset, answer_extraction=extraction, is_finite=False)
+    found = score_of('The best answer is B', POSED, dataset, extraction=extraction, is_finite=False)
     assert found == Score(value=None, reason=NON_FINITE_GENERATION)
 
 
@@ -143,7 +118,7 @@ SUM = PosedProblem(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{ques
 )
 @pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
 def test_boxed_answers_are_right_if_equal(extraction: str, text: str, answer: str | None, credit, reason):
-    found = score_of(text, SUM, 'math', answer_extraction=extraction)
+    found = score_of(text, SUM, 'math', extraction=extraction)
     assert found == Score(value=credit, answer=answer, reason=reason)
 
 
@@ -161,17 +136,12 @@ def test_the_most_probable_letter_is_predicted():
     task = task_of(answers='likelihood')
     assert task.score(scored(-3, -1, -2), POSED) == Score(value=1.0, predicted=1, answer='B', facts=FACTS['B'])
     assert task.score(scored(-1, -3, -2), POSED) == Score(value=0.0, predicted=0, answer='A', facts=FACTS['A'])
-    tie = task.score(scored(-3, -1, -1), POSED)
-    assert (tie.value, tie.predicted, tie.answer) == (0.5, 1, 'B') and 'tie' in tie.reason
-    for value in (float('nan'), float('-inf')):
-        assert task.score(scored(value, -1, -2), POSED) == Score(value=None, reason=NON_FINITE)
-
-
-def test_reference_semantics_change_no_score():
-    """SCORE has its own `answer_extraction`. Mutation: ties and NaN fall to the first letter."""
-    task = task_of(answers='likelihood')
-    for output in (scored(-3, -1, -1), scored(float('nan'), -1, -2)):
-        assert replace(task, semantics='reference').score(output, POSED) == task.score(output, POSED)
+    for semantics in ('corrected', 'reference'):  # which changes no score: SCORE has its own `answer_extraction`
+        task = replace(task, semantics=semantics)
+        tie = task.score(scored(-3, -1, -1), POSED)
+        assert (tie.value, tie.predicted, tie.answer) == (0.5, 1, 'B') and 'tie' in tie.reason
+        for value in (float('nan'), float('-inf')):
+            assert task.score(scored(value, -1, -2), POSED) == Score(value=None, reason=NON_FINITE)
 
 
 def test_likelihood_tasks_accept_text_answers():
@@ -251,22 +221,18 @@ def test_prompts_that_are_too_long_lose_their_start(data_root, character_tokeniz
 
 
 def test_only_non_greedy_variants_are_sampled_each_with_its_seed(data_root, character_tokenizer):
-    """Mutation: one seed for all, or prompts sampled too."""
+    """Also in exported requests. Mutation: one seed for all, or prompts sampled too."""
     task = task_of(seeds=[0, 12], temperature=0.5)
-    for item in items_of(task, data_root, character_tokenizer):
+    items = items_of(task, data_root, character_tokenizer)
+    for item in items:
         perturbation, _, name = item.request.key.variant.partition(':')
         drawn = Sampling(temperature=0.5, top_p=1.0, top_k=0, seed=int(name)) if perturbation == 'non_greedy' else None
         assert item.request.sampling == (drawn or Sampling())
-
-
-def test_every_sampled_generation_has_its_own_seed(data_root, character_tokenizer):
-    items = items_of(task_of(), data_root, character_tokenizer)
-    requests = [item.request for item in items if item.request.sampling.temperature > 0]
-    assert len(requests) == 10
-    assert len({draw_seed(request.sampling, request.key) for request in requests}) == 10
-    examples = task_of().read(data_root).examples
-    for item, _ in untokenized_items(task_of(), examples, examples):
-        assert item.request.sampling == next(one.request.sampling for one in items if one.key == item.key)
+    examples = task.read(data_root).examples
+    exported = {item.key: item.request.sampling for item, _ in untokenized_items(task, examples, examples)}
+    assert exported == {item.key: item.request.sampling for item in items}
+    drawn = [item.request for item in items if item.request.sampling.temperature > 0]
+    assert len({draw_seed(request.sampling, request.key) for request in drawn}) == len(drawn) == 4
 
 
 def test_subset_items_counts_questions_and_keeps_all_their_variants(data_root):

@@ -1,4 +1,4 @@
-"""SCORE's prompt files: upstream's schema, and the errors in files that do not follow it."""
+"""SCORE's prompt files (upstream's schema, and errors in files that do not follow it), and variants of a question."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.config.resources import PACKAGE
 from llmfoundry_gauntlet.config.score import ScoreSpec
+from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.templates import (
     NO_TEMPLATE,
     OPTIONS_FORMAT,
+    Posed,
+    PosedProblem,
     Template,
     Templates,
+    perturbation_of,
     prompts_file,
     read_templates,
+    seed_of,
+    variants,
 )
+from llmfoundry_gauntlet.types import Example
 
 ASK = {'prompt': '{question}{options}', 'options_format': '\n{letter}: {option}'}
 FILE = {
@@ -70,13 +77,6 @@ def test_a_prompt_is_filled_in_with_an_options_line_for_each():
     assert text == 'On law: Who {is} {{it}}? {x} A) {he}; B) she; C) {0}; Who {is} {{it}}?'
     assert Template('{question}').text('1+1?') == '1+1?'
     assert Template('{question}{options}').options_format == OPTIONS_FORMAT == '\n{letter}: {option}'
-
-
-@given(question=st.text(), options=st.lists(st.text(), min_size=2, max_size=10), category=st.text())
-def test_texts_are_put_into_a_prompt_unchanged(question: str, options: list[str], category: str):
-    text = Template('{category}\0{question}\0{options}').text(question, options, category)
-    lines = ''.join(f'\n{"ABCDEFGHIJ"[number]}: {option}' for number, option in enumerate(options))
-    assert text == f'{category}\0{question}\0{lines}'
 
 
 def test_doubled_braces_are_literal_braces(tmp_path):
@@ -129,6 +129,8 @@ def test_all_errors_in_a_file_are_listed_at_once(tmp_path):
     assert "'option_order_robustness'" in missing
     places = [problem.split(': ')[2] for problem in others]
     assert places == ['prompt_robustness[2].prompt', 'non_greedy_robustness.prompt']
+    of_math = problems_of(tmp_path, FILE, 'math')  # whose prompts have no options
+    assert len(of_math) == 12 and all('{options}' in problem for problem in of_math)
 
 
 def test_keys_of_perturbations_that_are_not_applied_may_be_missing(tmp_path):
@@ -139,24 +141,15 @@ def test_keys_of_perturbations_that_are_not_applied_may_be_missing(tmp_path):
     assert read(tmp_path, MATH_FILE, 'math').option_order == NO_TEMPLATE
 
 
-def test_prompts_of_math_have_no_options(tmp_path):
-    found = problems_of(tmp_path, FILE, 'math')
-    assert len(found) == 12 and all('{options}' in problem for problem in found)
-
-
 @pytest.mark.parametrize(
     ('content', 'place'), [('{\n"a": 1,\n}', 'prompts.json:3: '), ('', 'prompts.json:1: '), ([], 'prompts.json: ')]
 )
 def test_a_file_without_a_mapping_is_an_error_with_its_line(tmp_path, content: Any, place: str):
     (problem,) = problems_of(tmp_path, content)
     assert problem.startswith(place)
-
-
-def test_a_file_that_cannot_be_read_is_an_error_with_its_path(tmp_path):
     for path in (tmp_path / 'nowhere.json', tmp_path):
-        with pytest.raises(ConfigError) as raised:
+        with pytest.raises(ConfigError, match=f'^{path}: '):
             read_templates(task_of(prompts=str(path)), tmp_path)
-        assert str(raised.value).startswith(f'{path}: ')
 
 
 def test_the_default_file_is_below_the_data_root_or_the_packages(tmp_path, monkeypatch):
@@ -190,3 +183,78 @@ def test_upstreams_files_load_unchanged(dataset: str, name: str):
     assert templates.non_greedy.text('Is {1} a set?', options).count('Is {1} a set?') == 1
     if dataset != 'math':
         assert '\nA: x\nB: {y}\n' in templates.option_order.text('Q', options)
+
+
+# Variants of a question.
+
+TEN = tuple(Template(f'{number}. {{question}}{{options}}') for number in range(10))
+TEMPLATES = Templates(
+    option_order=Template('Order: {question}{options}'),
+    non_greedy=Template('Drawn: {question}{options}', ' ({letter}) {option}'),
+    prompt=TEN,
+)
+QUESTION = LetteredQuestion('Who?', ('he', 'she', 'it'), 1, 'law')
+
+# Options may be equal, even to the gold one.
+QUESTIONS = st.lists(st.sampled_from('uvwxyz'), min_size=2, max_size=26).flatmap(
+    lambda options: st.integers(0, len(options) - 1).map(lambda gold: LetteredQuestion('?', tuple(options), gold))
+)
+
+
+def asked(question, **keys) -> list[Example]:
+    spec = ScoreSpec(**{'dataset': 'mmlu_pro', **keys})
+    example = Example(row=7, content=question, category='law', file='sat-en')
+    return list(variants(example, spec, TEMPLATES))
+
+
+@given(question=QUESTIONS)
+def test_option_order_swaps_the_gold_option_into_every_place(question: LetteredQuestion):
+    """Mutation: the displaced option is lost, or put anywhere but in the place of the gold one."""
+    found = asked(question, perturbations=('option_order',))
+    letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'[: len(question.options)]
+    assert [example.variant for example in found] == [f'option_order:{letter}' for letter in letters]
+    right = question.options[question.gold]
+    for place, example in enumerate(found):
+        posed: Posed = example.content
+        assert (posed.gold, posed.own_gold, posed.num_choices) == (place, question.gold, len(letters))
+        assert posed.question.options[place] == right
+        assert sorted(posed.question.options) == sorted(question.options)
+        moved = [i for i, option in enumerate(question.options) if posed.question.options[i] != option]
+        assert set(moved) <= {place, question.gold}
+        assert posed.question.options[question.gold] == question.options[place]
+        assert (posed.question.text, posed.question.topic) == (question.text, question.topic)
+    assert found[question.gold].content.question == question
+    for example in asked(question, perturbations=('prompt', 'non_greedy')):  # which move no options
+        assert example.content.question == question
+        assert example.content.gold == example.content.own_gold == question.gold
+
+
+def test_variants_are_named_and_keep_row_file_and_category_and_use_their_prompts():
+    found = asked(QUESTION, seeds=(0, 12))
+    assert [example.variant for example in found] == [
+        *(f'option_order:{letter}' for letter in 'ABC'),
+        *(f'prompt:{number}' for number in range(10)),
+        *('non_greedy:0', 'non_greedy:12'),
+    ]
+    assert {(example.row, example.file, example.category) for example in found} == {(7, 'sat-en', 'law')}
+    texts = {example.variant: example.content.text for example in found}
+    assert texts['option_order:A'] == 'Order: Who?\nA: she\nB: he\nC: it'
+    assert texts['option_order:B'] == 'Order: Who?\nA: he\nB: she\nC: it'
+    assert texts['option_order:C'] == 'Order: Who?\nA: he\nB: it\nC: she'
+    assert texts['prompt:9'] == '9. Who?\nA: he\nB: she\nC: it'
+    assert texts['non_greedy:0'] == texts['non_greedy:12'] == 'Drawn: Who? (A) he (B) she (C) it'
+
+
+def test_likelihood_has_no_non_greedy_variants_and_math_no_option_order():
+    found = asked(QUESTION, answers='likelihood')
+    assert {perturbation_of(example.variant) for example in found} == {'option_order', 'prompt'}
+    templates = Templates(
+        option_order=NO_TEMPLATE, non_greedy=Template('{question}'), prompt=(Template('{question}!'),) * 10
+    )
+    problem = MathQuestion('1+1', r'\boxed{2}', '2')
+    found = list(variants(Example(row=0, content=problem), ScoreSpec(dataset='math', seeds=(3,)), templates))
+    assert [example.variant for example in found] == [*(f'prompt:{number}' for number in range(10)), 'non_greedy:3']
+    assert [seed_of(example.variant) for example in found[-2:]] == [None, 3] and seed_of(None) is None
+    posed: PosedProblem = found[-1].content
+    assert (posed.text, posed.gold) == ('1+1', '2')
+    assert found[0].content.text == '1+1!'

@@ -1,14 +1,71 @@
+"""Truncation of prompts: whole shots are dropped first, then the beginning of the question."""
+
+import numpy as np
 import pytest
 from character_tokenizer import CharacterTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import FIXTURES
 
-from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.truncate import FittedPrompt, Shortenable, ShotFitter
+from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder, as_ids
+from llmfoundry_gauntlet.tasks.truncate import EncodedItem, FittedPrompt, Shortenable, ShotFitter, truncated_item
 from llmfoundry_gauntlet.types import Prompt
 
+BOS = 1
 INSTRUCTION = 'in'
+
+
+def text_of(ids: np.ndarray) -> str:
+    return ''.join('^' if i == BOS else chr(i) for i in ids)
+
+
+def encoded(preamble: str, context: str, *continuations: str) -> EncodedPrompt:
+    return EncodedPrompt(
+        preamble=as_ids([BOS, *map(ord, preamble)]),
+        contexts=(as_ids([*map(ord, context)]),),
+        continuations=tuple(as_ids([*map(ord, continuation)]) for continuation in continuations),
+    )
+
+
+def truncated(parts: EncodedPrompt, max_tokens: int, *, reference: bool = False) -> EncodedItem:
+    fitted = FittedPrompt(prompt=Prompt(contexts=('',)), encoded=parts, too_long=False)
+    return truncated_item(fitted, max_tokens=max_tokens, reference=reference)
+
+
+@pytest.mark.parametrize(
+    ('parts', 'max_tokens', 'contexts', 'reference_contexts'),
+    [
+        # the question loses its start alike for all choices, and the instruction stays; the reference truncates each
+        # choice by itself, through special tokens
+        (('in', 'question', 'a', 'bcd'), 8, ['^inon', '^inon'], ['uestion', 'stion']),
+        (('instruction', 'question', 'ab'), 8, ['estion'], ['estion']),  # no room for the instruction
+        (('in', 'q', 'ab'), 6, ['^inq'], ['^inq']),
+        (('', 'question', 'abcd'), 4, [''], ['^question']),  # fix 3: the reference takes `context[-0:]`
+    ],
+)
+def test_truncation_keeps_the_end_of_the_question(parts, max_tokens: int, contexts, reference_contexts):
+    for reference, expected in ((False, contexts), (True, reference_contexts)):
+        found = truncated(encoded(*parts), max_tokens, reference=reference)
+        assert [text_of(ids) for ids in found.contexts] == expected
+        assert found.truncated == (expected not in (['^inq'], ['^question']))
+    shared = truncated(encoded(*parts), max_tokens).contexts
+    assert all(context is shared[0] for context in shared)
+
+
+@pytest.mark.parametrize(
+    ('parts', 'max_tokens', 'reason'),
+    [
+        (encoded('', 'question', 'abcd'), 4, 'no context token'),  # fix 3
+        (encoded('', 'q', 'abcde'), 4, 'max_seq_len 4'),
+        (encoded('', 'q', ''), 9, 'no tokens for a continuation'),
+        (EncodedPrompt(preamble=as_ids([]), contexts=(as_ids([]),), continuations=()), 9, 'no context token'),
+    ],
+)
+def test_without_context_or_continuation_an_item_is_unscorable(parts: EncodedPrompt, max_tokens: int, reason: str):
+    assert reason in truncated(parts, max_tokens).unscorable
+
+
+# Shots that fit.
 
 
 def source(shots: list[str], max_tokens: int, instruction: str = '') -> Shortenable:
@@ -45,7 +102,7 @@ def test_every_prompt_of_a_batch_keeps_as_many_of_its_last_shots_as_fit(prompts:
         assert totals[fitted.prompt.num_shots] == totals[max(fitting, default=0)]
         assert fitted.too_long == (totals[-1] > most)
         preamble = INSTRUCTION + ''.join(letters[len(shots) - fitted.prompt.num_shots :])
-        assert fitted.encoded.preamble.tolist() == [1, *map(ord, preamble)]
+        assert fitted.encoded.preamble.tolist() == [BOS, *map(ord, preamble)]
 
 
 @pytest.mark.parametrize('model', ['rotary_bos', 'alibi_pad_eos'])
@@ -55,22 +112,19 @@ def test_real_prompts_keep_as_many_shots_as_an_exhaustive_search(real_data, mode
     lines = (real_data / 'reading_comprehension/squad.jsonl').read_text(encoding='utf-8').splitlines()[:60]
     texts = [f'\n{line[:300]}' for line in lines]
     sources = [source(texts[start : start + 10], max_seq_len) for start in range(0, 50, 5)]
-    encoder = Encoder(tokenizer)
     for wanted, fitted in zip(sources, fit(tokenizer, *sources), strict=True):
-        encoded = encoder.prompts([wanted.build(num_shots) for num_shots in range(11)])
-        fitting = [num_shots for num_shots, parts in enumerate(encoded) if parts.length <= max_seq_len]
+        parts = Encoder(tokenizer).prompts([wanted.build(num_shots) for num_shots in range(11)])
+        fitting = [num_shots for num_shots, part in enumerate(parts) if part.length <= max_seq_len]
         assert fitted.prompt.num_shots == max(fitting, default=0)
-        assert fitted.encoded.preamble.tolist() == encoded[fitted.prompt.num_shots].preamble.tolist()
+        assert fitted.encoded.preamble.tolist() == parts[fitted.prompt.num_shots].preamble.tolist()
 
 
 def test_prompts_that_are_much_too_long_are_tokenized_once(character_tokenizer, monkeypatch):
-    encoder = Encoder(character_tokenizer)
-    tokenised: list[str] = []
+    encoder, tokenized = Encoder(character_tokenizer), []
     original = encoder.preambles
-    monkeypatch.setattr(encoder, 'preambles', lambda texts: original(tokenised.append(text) or text for text in texts))
-    shots = [letter * 500 for letter in 'abcdefghij']
-    ShotFitter(encoder).fit([source(shots, 1600)])
-    assert [len(text) for text in tokenised] == [1500]
+    monkeypatch.setattr(encoder, 'preambles', lambda texts: original(tokenized.append(text) or text for text in texts))
+    ShotFitter(encoder).fit([source([letter * 500 for letter in 'abcdefghij'], 1600)])
+    assert [len(text) for text in tokenized] == [1500]
 
 
 class Joining:

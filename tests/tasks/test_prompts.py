@@ -1,0 +1,165 @@
+"""Prompts and their shots, written by hand from the rules of llm-foundry's `construct_context`."""
+
+import hashlib
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.tasks.base import fewshot_indices, fixed_indices, with_shots
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.items import Preparation
+from llmfoundry_gauntlet.tasks.language_modeling import Passage
+from llmfoundry_gauntlet.tasks.multiple_choice import Choices
+from llmfoundry_gauntlet.tasks.schema import Schema
+from llmfoundry_gauntlet.types import Example
+
+PASSAGES = [Passage('1+1=', '2'), Passage('2+2=', '4'), Passage('3+3=', '6')]
+CHOICES = [Choices('Sky?', ('blue', 'green'), 0), Choices('Grass?', ('blue', 'green'), 1)]
+SCHEMAS = [Schema(('the cup', 'the bag'), 'was full.', 1), Schema(('he', 'she'), 'sang.', 0)]
+
+# llm-foundry 0.22.0's get_fewshot_sample_idxs with one Random(1234), 12 rows, 3 shots; the order is the set's.
+RECORDED = [
+    (1, 9, 7), (0, 10, 5), (0, 10, 3), (0, 9, 5), (9, 11, 7), (1, 2, 11),
+    (0, 1, 11), (8, 1, 3), (1, 10, 7), (8, 10, 1), (0, 9, 4), (8, 1, 4),
+]  # fmt: skip
+
+
+def task(kind: str, num_shots: int = 0, **keys):
+    entry = {'label': 't', 'dataset_uri': 'x', 'num_fewshot': [num_shots], 'icl_task_type': kind, **keys}
+    return load_suite([entry]).tasks[0]
+
+
+def examples_of(contents) -> list[Example]:
+    return [Example(row=row, content=content) for row, content in enumerate(contents)]
+
+
+@pytest.mark.parametrize(
+    ('kind', 'num_shots', 'keys', 'preamble', 'contexts'),
+    [
+        ('language_modeling', 0, {}, '', ('1+1=',)),
+        ('language_modeling', 2, {}, '2+2= 4\n3+3= 6', ('\n1+1=',)),
+        ('language_modeling', 0, {'continuation_delimiter': '\nAnswer: '}, '', ('1+1=\nAnswer:',)),
+        ('language_modeling', 1, {'continuation_delimiter': '\nAnswer: '}, '2+2=\nAnswer: 4', ('\n1+1=\nAnswer:',)),
+        ('language_modeling', 1, {'prelimiter': 'Q: '}, 'Q: 2+2= 4', ('\nQ: 1+1=',)),
+        ('language_modeling', 0, {'prompt_string': 'Add.'}, 'Add.', ('\n1+1=',)),
+        ('language_modeling', 2, {'prompt_string': 'Add.'}, 'Add.\n2+2= 4\n3+3= 6', ('\n1+1=',)),
+        ('language_modeling', 2, {'example_delimiter': '###'}, '2+2= 4###3+3= 6', ('###1+1=',)),
+        ('language_modeling', 0, {'strip_dataset': False}, '', ('1+1= ',)),
+        ('multiple_choice', 1, {}, 'Grass? green', ('\nSky?',)),
+        ('schema', 0, {}, '', ('the cup', 'the bag')),  # nothing precedes: no continuation delimiter
+        ('schema', 0, {'prelimiter': 'P: '}, '', ('P: the cup', 'P: the bag')),
+        ('schema', 1, {}, 'he sang.', ('\nthe cup', '\nthe bag')),
+        # upstream puts the prelimiter before the example delimiter
+        ('schema', 1, {'prelimiter': 'P: '}, 'P: he sang.', ('P: \nthe cup', 'P: \nthe bag')),
+        ('schema', 1, {'strip_dataset': False}, 'he sang.', ('\nthe cup ', '\nthe bag ')),
+        ('schema', 0, {'prompt_string': 'Go.', 'continuation_delimiter': ' - '}, 'Go.', ('\nthe cup -', '\nthe bag -')),
+    ],
+)
+def test_prompts_by_hand(kind: str, num_shots: int, keys: dict, preamble: str, contexts: tuple[str, ...]):
+    contents, continuations = {
+        'language_modeling': (PASSAGES, ('2',)),
+        'multiple_choice': (CHOICES, ('blue', 'green')),
+        'schema': (SCHEMAS, ('was full.', 'was full.')),
+    }[kind]
+    first, *shots = examples_of(contents)
+    made = task(kind, **keys).prompt(first, shots[:num_shots])
+    assert (made.preamble, made.contexts, made.continuations) == (preamble, contexts, continuations)
+
+
+def items(tokenizer, contents=PASSAGES, *, max_seq_len: int = 100, **settings):
+    made = replace(task('language_modeling', 2), **settings)
+    return Preparation(
+        task=made, examples=examples_of(contents), encoder=Encoder(tokenizer), max_seq_len=max_seq_len
+    ).items()
+
+
+def text(item) -> str:
+    return ''.join(map(chr, item.request.contexts[0])).replace('\1', '^')
+
+
+@pytest.mark.parametrize(
+    ('max_seq_len', 'truncation', 'expected', 'sent'),
+    [
+        (100, 'drop_shots', '^2+2= 4\n3+3= 6\n1+1=', '2+2= 4\n3+3= 6\n1+1='),
+        (19, 'drop_shots', '^3+3= 6\n1+1=', '3+3= 6\n1+1='),
+        # the reference drops tokens from the left, through the first shot and the special tokens
+        (18, 'reference', '+2= 4\n3+3= 6\n1+1=', '2+2= 4\n3+3= 6\n1+1='),
+    ],
+)
+def test_whole_shots_are_dropped_first(
+    character_tokenizer, max_seq_len: int, truncation: str, expected: str, sent: str
+):
+    """Fix 4. The hash is that of the prompt as sent, before tokens are cut."""
+    made = items(character_tokenizer, max_seq_len=max_seq_len, truncation=truncation)
+    assert text(made[0]) == expected
+    assert all(item.request.truncated == (max_seq_len < 100) for item in made)
+    assert made[0].prompt_sha256 == hashlib.sha256(sent.encode()).hexdigest()
+
+
+def test_fixed_shots_are_the_same_unless_they_contain_the_item(character_tokenizer):
+    """Rows 1 and 4 are duplicates. Of the distinct rows, 3 and 0 are drawn, and 5 as the spare."""
+    assert random.Random(1234).sample([0, 1, 2, 3, 5], 3) == [3, 0, 5]
+    contents = [Passage(f'{number}+{number}=', f'{2 * number}') for number in (1, 2, 3, 4, 2, 6)]
+    assert [text(item) for item in items(character_tokenizer, contents, fewshot='fixed')] == [
+        '^4+4= 8\n6+6= 12\n1+1=',
+        '^4+4= 8\n1+1= 2\n2+2=',
+        '^4+4= 8\n1+1= 2\n3+3=',
+        '^6+6= 12\n1+1= 2\n4+4=',
+        '^4+4= 8\n1+1= 2\n2+2=',
+        '^4+4= 8\n1+1= 2\n6+6=',
+    ]
+
+
+# Draws.
+
+
+def test_shots_are_those_of_the_reference_in_its_order():
+    assert list(fewshot_indices(12, 3, seed=1234)) == RECORDED
+    assert list(fewshot_indices(3, 10, seed=1234)) == [(1, 2), (0, 2), (0, 1)]
+    assert list(fewshot_indices(3, 0, seed=1)) == [(), (), ()]
+    assert list(fewshot_indices(1, 10, seed=1)) == [()]
+
+
+@pytest.mark.parametrize('num_shots', [1, 3, 10, 100])
+def test_an_example_is_never_its_own_shot_and_shots_are_distinct(num_shots: int):
+    for index, shots in enumerate(fewshot_indices(12, num_shots, seed=5)):
+        assert index not in shots
+        assert len(set(shots)) == len(shots) == min(num_shots, 11)
+
+
+def fixed(questions: str, num_shots: int, seed: int = 5) -> list[str]:
+    """Return the shots of each question as text; a letter is a question."""
+    return [''.join(questions[i] for i in shots) for shots in fixed_indices(questions, num_shots, seed=seed)]
+
+
+def test_fixed_shots_are_drawn_once_and_a_spare_replaces_the_question_itself():
+    """The shots e, f, c and the spare h; then, of the distinct questions, the shots d, e, b and the spare a."""
+    assert random.Random(5).sample(range(8), 4) == [4, 5, 2, 7]
+    assert fixed('abcdefgh', 3) == ['efc', 'efc', 'efh', 'efc', 'hfc', 'ehc', 'efc', 'efc']
+    assert random.Random(5).sample([0, 1, 3, 4], 4) == [3, 4, 1, 0]
+    assert fixed('abadebdd', 3) == ['deb', 'dea', 'deb', 'aeb', 'dab', 'dea', 'aeb', 'aeb']
+
+
+@given(questions=st.text('abcdef', min_size=1, max_size=20), num_shots=st.integers(0, 8), seed=st.integers(0, 50))
+def test_fixed_shots_are_the_same_for_all_items_they_do_not_contain(questions: str, num_shots: int, seed: int):
+    rows = fixed(questions, num_shots, seed)
+    for question, shots in zip(questions, rows, strict=True):
+        assert question not in shots
+        assert len(shots) == len(set(shots)) == min(num_shots, len(set(questions)) - 1)
+    common = {shots for question, shots in zip(questions, rows, strict=True) if question not in ''.join(rows)}
+    assert len(common) <= 1
+
+
+@pytest.mark.parametrize('question_of', [None, lambda example: example.content])
+def test_shots_are_from_the_category_and_every_category_restarts_the_seed(question_of):
+    examples = [Example(row=i, content=f'{i}', category='ab'[i % 2]) for i in range(20)]
+    pairs = list(with_shots(examples, 4, seed=1234, question_of=question_of))
+    assert [example.category for example, _ in pairs] == ['a'] * 10 + ['b'] * 10
+    assert all(shot.category == example.category for example, shots in pairs for shot in shots)
+    places = [tuple(shot.row // 2 for shot in shots) for _, shots in pairs]
+    assert places[:10] == places[10:]
+    assert question_of is None or len(set(places)) == 5  # the common ones, and one for each shot
