@@ -1,4 +1,4 @@
-"""Independent computation of the differences of `compared_runs`, with NumPy, from samples and rows.
+"""Independent computation of the differences of `recorded_runs`, with NumPy, from samples and rows.
 
 Clusters, text sizes and weights come from the rows, not from the program.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compared_runs import AGIEVAL, AVERAGES, BASELINES, CATEGORIES, LINES, QUESTIONS, ROWS, Sample, samples_of
+from recorded_runs import AGIEVAL, AVERAGES, BASELINES, CATEGORIES, LINES, QUESTIONS, ROWS, Sample, samples_of
 
 SCORED = ('accuracy', 'consistency_rate')
 

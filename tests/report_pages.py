@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from command_line import run_cli
-from compared_runs import write_lines
+from recorded_runs import write_lines
 
 VOID = {'meta', 'input', 'br', 'wbr', 'img', 'link'}
 

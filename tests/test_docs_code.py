@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import typer
 from command_line import run_cli
-from compared_runs import copy_run
 from docs_blocks import TEXTS, Block, blocks_of, commands_of, inline_code, sessions_of
 from omegaconf import OmegaConf
 from paths import ROOT
+from recorded_runs import copy_run
 
 from llmfoundry_gauntlet.cli import app
 from llmfoundry_gauntlet.config.settings import decode_settings

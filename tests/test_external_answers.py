@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answered_runs import NAMES, problems_of, write_answers
 from command_line import loaded_by, run_cli
+from recorded_runs import NAMES, problems_of, write_answers
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel

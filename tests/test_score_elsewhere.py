@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from answered_runs import NAMES, problems_of, write_answers
 from command_line import run_cli
 from composer.loggers import InMemoryLogger
+from recorded_runs import NAMES, problems_of, write_answers
 from score_runs import DRAWN, LEAD, ORDER, PROMPT, data_of, mean, read_lines, settings_of
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate

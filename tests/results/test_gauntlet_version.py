@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answered_runs import ROWS, data_of, record_of
+from recorded_runs import LINES, TOPICS, record_of, write_lines
+from recorded_runs import ROWS as ALL_ROWS
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import gauntlet_version
-from llmfoundry_gauntlet.results.files import write_lines
+from llmfoundry_gauntlet.results.runs import read_run
+
+ROWS = {'choices': ALL_ROWS[TOPICS], 'lines': ALL_ROWS[LINES]}
 
 
 def version(folder: Path, **changes: Any) -> str:
@@ -21,7 +24,7 @@ def version(folder: Path, **changes: Any) -> str:
     uri = changes.pop('uri', 'rows.jsonl')
     dumps = changes.pop('dumps', json.dumps)
     write_lines(folder / uri, map(dumps, rows))
-    write_lines(folder / 'lines.jsonl', map(json.dumps, changes.pop('other_rows', ROWS['lines'])))
+    write_lines(folder / 'lines.jsonl', changes.pop('other_rows', ROWS['lines']))
     task = {'label': 'choices', 'dataset_uri': uri, 'num_fewshot': [1], 'icl_task_type': 'multiple_choice'}
     task |= changes.pop('task', {})
     other = {'label': 'lines', 'dataset_uri': 'lines.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
@@ -51,7 +54,7 @@ def changed_row(row: int, **values: Any) -> list[dict[str, Any]]:
         {'task': {'num_fewshot': [0]}, 'benchmark': {'num_fewshot': 0}},
         {'rows': changed_row(7, query='Warum?')},
         {'rows': changed_row(0, gold=1)},
-        {'rows': changed_row(3, choices=['ja', 'Nein, überhaupt nicht'])},
+        {'rows': changed_row(3, choices=['red', 'Deep blue', 'éclair', 'x'])},
         {'rows': ROWS['choices'][:-1]},
         {'rows': ROWS['choices'][::-1]},
         {'subset_items': 3},
@@ -101,8 +104,8 @@ def test_the_version_does_not_depend_on_anything_else(tmp_path: Path, changes: d
     assert version(tmp_path, **changes) == version(tmp_path)
 
 
-def test_the_version_is_16_hexadecimal_digits_and_recorded(make_run, source: Path):
-    data = data_of(source)
-    found = record_of(make_run())['composites']['version']
+def test_the_version_is_16_hexadecimal_digits_and_recorded(runs: dict[str, Path]):
+    data = read_run(runs['a']).data
+    found = record_of(runs['a'])['composites']['version']
     assert len(found) == 16 and int(found, 16) >= 0
     assert data.suite.gauntlet is not None and gauntlet_version(data, data.suite.gauntlet) == found

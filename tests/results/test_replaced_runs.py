@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from answered_runs import answers, files_of, write_answers, write_yaml
-from command_line import run_cli
 from failing_disk import failing_disk
+from recorded_runs import LINES, RIDDLES, files_of
 
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation
@@ -25,14 +23,9 @@ Write = Callable[[Path, str], None]
 
 
 @pytest.fixture
-def earlier(source: Path, tmp_path: Path) -> Run:
+def earlier(make_run) -> Run:
     """Return a run of two tasks, enough to mix the files of two runs."""
-    tasks = json.loads((source / 'tasks.yaml').read_text())['icl_tasks'][1:]
-    write_yaml(source / 'tasks.yaml', icl_tasks=tasks)
-    path = write_answers(source, [line for line in answers() if line['task'] in ('lines', 'riddles')])
-    arguments = ['--outputs', path, '--tasks', source / 'tasks.yaml', '--data-root', source]
-    assert run_cli('run', *arguments, '--out', tmp_path / 'run') == 0
-    return read_run(tmp_path / 'run')
+    return read_run(make_run('run', [LINES, RIDDLES]))
 
 
 def marked(earlier: Run, word: str) -> Evaluation:

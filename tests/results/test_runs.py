@@ -1,157 +1,176 @@
-"""Runs that are read back: all numbers are recomputed from the samples."""
+"""Runs that are read back: all numbers are recomputed from the samples, and what is damaged is named."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-import os
+import operator
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from answered_runs import GAUNTLET, ROWS, answers, data_of, edit, files_of, record_of, words, write_yaml
-from command_line import run_cli
+from recorded_runs import (
+    AGIEVAL,
+    CHOICES,
+    LINES,
+    RIDDLES,
+    ROWS,
+    SIZES,
+    VARIANTS,
+    answers_of,
+    copy_run,
+    edited,
+    files_of,
+    gauntlet_yaml,
+    read_lines,
+    record_of,
+    samples_path,
+    score_yaml,
+    write_lines,
+)
 
-from llmfoundry_gauntlet.results.files import write_lines
-from llmfoundry_gauntlet.results.runs import read_run, read_runs
-from llmfoundry_gauntlet.results.samples import samples_file
+from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.results.runs import read_run
+
+
+@pytest.fixture
+def recompute(gauntlet, tmp_path: Path):
+    """Return a function that recomputes a run from its samples into a folder of the test."""
+
+    def recompute(run: Path, *more: Any, name: str = 'again') -> Path:
+        status, _, err = gauntlet('run', '--from', run, *more, '--out', tmp_path / name)
+        assert status == 0, err
+        return tmp_path / name
+
+    return recompute
+
+
+@pytest.fixture
+def run(runs: dict[str, Path], tmp_path: Path) -> Path:
+    """Return a run that the test may change."""
+    return copy_run(runs['a'], tmp_path / 'run')
+
+
+def accuracy_of(record: dict[str, Any], key: str) -> dict[str, Any]:
+    return next(iter(record['tasks'][key]['metrics'].values()))
+
 
 # The same numbers again.
 
 
-def test_recomputed_results_are_identical_without_data_or_yaml_files(make_run, recompute, source: Path, tmp_path: Path):
-    run = make_run()
-    shutil.rmtree(source)
-    (tmp_path / 'answers.jsonl').unlink()
+def test_recomputed_results_are_identical_without_data_or_yaml_files(make_run, recompute, data: Path, tmp_path: Path):
+    own = shutil.copytree(data, tmp_path / 'own')
+    score = score_yaml(own, {'dataset': 'choices', 'perturbations': ['option_order']})
+    of_choices = [
+        {
+            'task': 'score_choices',
+            'num_shots': 0,
+            'row': row,
+            'variant': variant,
+            'text': f'The best answer is {letter}',
+        }
+        for row in range(SIZES[CHOICES])
+        for variant, letter in zip(VARIANTS[:3], 'ABC', strict=True)
+    ]
+    sampling = {'max_new_tokens': 9, 'do_sample': True, 'temperature': 0.5, 'seed': 3}
+    changes = {
+        'lines': {'max_seq_len': 99, 'batch_size': 3},
+        'riddles': {'early_stopping_criteria': ['\n\n'], 'generation_kwargs': sampling},
+    }
+    answers = [*answers_of(0), *of_choices]
+    run = make_run('run', ROWS, '--score', score, '--data-root', own, answers=answers, gauntlet={}, tasks=changes)
+    shutil.rmtree(own)
+    for path in tmp_path.glob('*.*'):
+        path.unlink()
     found = files_of(recompute(run))
-    names = ['choices_1-shot', 'lines_1-shot', 'riddles_1-shot', 'score_agieval_0-shot', 'score_choices_0-shot']
-    assert sorted(found) == ['results.json', *(f'samples/{name}.jsonl' for name in names)]
+    names = [*(key.replace('/', '_') for key in (*ROWS, AGIEVAL)), 'score_choices_0-shot']
+    assert sorted(found) == ['results.json', *sorted(f'samples/{name}.jsonl' for name in names)]
     assert found == files_of(run)
     record = record_of(run)
-    assert 0 < record['composites']['averages']['all of it']['value'] < 1
+    assert 0 < record['composites']['averages']['core']['value'] < 1
     assert 0 < record['score']['agieval']['perturbations']['prompt']['consistency_rate']['value'] < 1
 
 
 @pytest.mark.parametrize('more', ['--semantics=reference', '--fewshot=fixed', '--sandbox=none'])
 def test_recomputing_uses_the_settings_of_the_run(make_run, recompute, more: str):
-    run = make_run(more)
+    run = make_run('run', ROWS, more, gauntlet={})
     assert files_of(recompute(run)) == files_of(run)
 
 
-def test_recomputed_results_of_a_subset_are_identical(make_run, recompute, source: Path, tmp_path: Path):
-    names = ('task', 'num_shots', 'file', 'row', 'variant')
-    limit = ['--limit', 3]
-    files = [word for word in words(source) if '--gauntlet' not in str(word)]
-    assert run_cli('export', *files, *limit, '--out', tmp_path / 'requests.jsonl') == 0
-    requests = [json.loads(line) for line in (tmp_path / 'requests.jsonl').read_text().splitlines()]
-    asked = {tuple(request[name] for name in names) for request in requests}
-    lines = [line for line in answers() if tuple(line.get(name) for name in names) in asked]
-    assert len(lines) == len(requests) < len(answers()) / 1.2
-    run = make_run(*limit, lines=lines)
-    assert files_of(recompute(run)) == files_of(run)
-
-
-def test_recomputed_pmi_is_identical(make_run, recompute, source: Path):
-    tasks = json.loads((source / 'tasks.yaml').read_text())['icl_tasks']
-    write_yaml(source / 'tasks.yaml', icl_tasks=[tasks[0] | {'pmi_context': 'Antwort:'}, *tasks[1:]])
-    alone = [
-        {'task': 'choices', 'num_shots': 1, 'row': row, 'variant': 'alone', 'logprobs': [-1.5, -1.0 - row]}
-        for row in range(8)
-    ]
-    run = make_run(lines=[*answers(), *alone])
-    metrics = record_of(run)['tasks']['choices/1-shot']['metrics']
-    credits = []
-    for answer, other, row in zip(answers(), alone, ROWS['choices'], strict=False):
-        gains = [one - without for one, without in zip(answer['logprobs'], other['logprobs'], strict=True)]
-        best = [place for place, gain in enumerate(gains) if gain == max(gains)]
-        credits.append(1 / len(best) if row['gold'] in best else 0)
-    macro = (sum(credits[::2]) / 4 + sum(credits[1::2]) / 4) / 2
-    assert metrics['PMINormalizedMatch']['value'] == pytest.approx(macro, abs=1e-15)
-    assert 0 < macro < 1 and macro != metrics['InContextLearningMultipleChoiceAccuracy']['value']
+def test_recomputed_pmi_is_identical(make_run, recompute):
+    answers, numbers = answers_of(0, [CHOICES]), np.random.default_rng(5)
+    alone = [{**answer, 'variant': 'alone', 'logprobs': numbers.normal(size=3).tolist()} for answer in answers]
+    run = make_run('run', [CHOICES], answers=[*answers, *alone], tasks={'choices': {'pmi_context': 'Answer:'}})
+    gains = [np.subtract(one['logprobs'], other['logprobs']) for one, other in zip(answers, alone, strict=True)]
+    right = [int(gain.argmax()) == row['gold'] for gain, row in zip(gains, ROWS[CHOICES], strict=True)]
+    metrics = record_of(run)['tasks'][CHOICES]['metrics']
+    assert metrics['PMINormalizedMatch']['value'] == pytest.approx(sum(right) / 12)
+    assert metrics['PMINormalizedMatch'] != metrics['InContextLearningMultipleChoiceAccuracy']
     assert files_of(recompute(run)) == files_of(run)
 
 
 @pytest.mark.parametrize('semantics', ['corrected', 'reference'])
 def test_non_finite_log_probabilities_are_read_back(make_run, recompute, semantics: str):
-    lines = answers()
-    (choice,) = [line for line in lines if line['task'] == 'choices' and line['row'] == 2]
-    choice['logprobs'] = [None, -1.0]
-    run = make_run('--semantics', semantics, lines=lines)
+    answers = answers_of(0, [CHOICES])
+    answers[2]['logprobs'] = [None, -1.0, -2.0]
+    run = make_run('run', [CHOICES], '--semantics', semantics, answers=answers)
     assert files_of(recompute(run)) == files_of(run)
-    (result,) = [result for result in read_run(run).results['choices/1-shot'] if result.key.row == 2]
+    (result,) = [result for result in read_run(run).results[CHOICES] if result.key.row == 2]
     assert result.logprobs is not None and math.isnan(result.logprobs[0]) and result.logprobs[1] == -1
     assert (result.score is None) == (semantics == 'corrected')
 
 
-def test_recomputed_results_with_unsupported_tasks_are_identical(recompute, source: Path, tmp_path: Path):
-    """Without a path there is no prlimit, and no sandbox for programs."""
-    write_lines(source / 'programs.jsonl', [json.dumps({'prompt': 'def f():\n', 'entry_point': 'f', 'test': 'f()'})])
-    tasks = json.loads((source / 'tasks.yaml').read_text())['icl_tasks']
-    program = {'label': 'programs', 'dataset_uri': 'programs.jsonl', 'num_fewshot': [0]}
-    write_yaml(source / 'tasks.yaml', icl_tasks=[{**program, 'icl_task_type': 'code_evaluation'}, *tasks])
-    benchmark = {'name': 'programs', 'num_fewshot': 0}
-    categories = [*GAUNTLET['categories'], {'name': 'programming', 'benchmarks': [benchmark]}]
-    write_yaml(source / 'gauntlet.yaml', eval_gauntlet={'categories': categories})
-    write_lines(tmp_path / 'answers.jsonl', map(json.dumps, answers()))
-    script = 'from llmfoundry_gauntlet.cli import main; main()'
-    arguments = ['run', '--outputs', tmp_path / 'answers.jsonl', *words(source), '--out', tmp_path / 'run']
-    done = subprocess.run(
-        [sys.executable, '-c', script, *map(str, arguments)],
-        env={**os.environ, 'PATH': ''},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    record = record_of(tmp_path / 'run')
-    assert 'prlimit is missing' in record['tasks']['programs/0-shot']['reason']
-    assert 'prlimit is missing' in record['composites']['categories']['programming']['reason']
-    assert files_of(recompute(tmp_path / 'run')) == files_of(tmp_path / 'run')
-
-
-def test_recomputing_keeps_the_training_point(make_run, recompute):
+def test_recomputing_keeps_the_training_point_and_tasks_that_did_not_run(run: Path, recompute):
     kept = {
         'training': {'batch': 300, 'epoch': 1, 'token': 7, 'checkpoint': 'ep1-ba300.pt'},
         'model': {'name': 'mine', 'class': 'Mine', 'num_parameters': 5},
-        'timing': {'seconds': 3.5, 'tasks': {'choices/1-shot': 3.5}, 'model_tokens': 9, 'scoring': 'stream'},
+        'timing': {'seconds': 3.5, 'tasks': {CHOICES: 3.5}, 'model_tokens': 9, 'scoring': 'stream'},
         'environment': {'python': 'old', 'gpu': 'any'},
     }
-    record = record_of(recompute(edit(make_run(), lambda record: record.update(kept))))
+    programs = {'reason': 'there is no sandbox'}
+    with edited(run) as record:
+        record.update(kept)
+        record['tasks']['programs/0-shot'] = programs
+        benchmarks = record['composites']['gauntlet']['categories'][1]['benchmarks']
+        benchmarks.append({'name': 'programs', 'num_fewshot': 0})
+    record = record_of(recompute(run))
     assert {key: record[key] for key in kept} == kept
     assert record['metrics']['gauntlet/seconds'] == 3.5
+    assert record['tasks']['programs/0-shot'] == programs
+    reason = 'benchmarks without a score: programs/0-shot (there is no sandbox)'
+    assert record['composites']['categories']['rest'] == {'reason': reason}
 
 
-def test_numbers_are_recomputed_from_the_samples(make_run, recompute):
+def test_numbers_are_recomputed_from_the_samples(run: Path, recompute):
     """A wrong line is corrected only in the samples."""
-    run = make_run()
-    path = samples_file(run, 'lines/1-shot')
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line['score'] for line in lines] == [1, 1, 0, 1, 1]
-    lines[2]['score'] = 1.0
-    write_lines(path, map(json.dumps, lines))
-    records = [record_of(folder) for folder in (run, recompute(run))]
-    assert [record['metrics']['metrics/lines/1-shot/InContextLearningLMAccuracy'] for record in records] == [0.8, 1]
-    before, after = (record['composites']['categories']['words']['value'] for record in records)
-    assert after - before == pytest.approx(0.2 / 2, abs=1e-15)
+    lines = read_lines(samples_path(run, LINES))
+    wrong = next(line for line in lines if line['score'] == 0)
+    wrong['score'] = 1.0
+    write_lines(samples_path(run, LINES), lines)
+    before, after = (record_of(folder) for folder in (run, recompute(run)))
+    assert accuracy_of(after, LINES)['value'] - accuracy_of(before, LINES)['value'] == pytest.approx(1 / 9)
+    rest = [record['composites']['categories']['rest']['value'] for record in (before, after)]
+    assert rest[1] - rest[0] == pytest.approx(9 / 35 / 9)  # a line's share of the category
 
 
-def test_another_gauntlet_changes_only_composites_and_their_version(make_run, recompute, tmp_path: Path):
-    run = make_run()
+def test_another_gauntlet_changes_only_composites_and_their_version(run: Path, recompute, tmp_path: Path):
     benchmarks = [
-        {'name': 'lines', 'num_fewshot': 1, 'random_baseline': 0.5},
-        {'name': 'riddles', 'num_fewshot': 1, 'random_baseline': 0.1},
+        {'name': 'lines', 'num_fewshot': 0, 'random_baseline': 0.5},
+        {'name': 'riddles', 'num_fewshot': 0, 'random_baseline': 0.1},
     ]
-    other = {'categories': [{'name': 'other', 'benchmarks': benchmarks}], 'weighting': 'SAMPLE_SZ'}
-    path = write_yaml(tmp_path / 'other.yaml', eval_gauntlet=other)
+    path = gauntlet_yaml(tmp_path, categories=[{'name': 'other', 'benchmarks': benchmarks}], averages=None)
     before, after = files_of(run), files_of(recompute(run, '--gauntlet', path))
     earlier, later = (json.loads(files.pop('results.json')) for files in (before, after))
     assert after == before
     composites = later.pop('composites')
-    expected = (5 * (0.8 - 0.5) / 0.5 + 4 * (0.75 - 0.1) / 0.9) / 9  # riddle 0 alone is wrong
+    lines, riddles = (accuracy_of(later, key)['value'] for key in (LINES, RIDDLES))
+    expected = (9 * (lines - 0.5) / 0.5 + 7 * (riddles - 0.1) / 0.9) / 16
     assert composites['categories']['other']['value'] == pytest.approx(expected, abs=1e-15)
     assert composites['averages'] == {'default_average': composites['categories']['other']}
-    assert composites['gauntlet']['weighting'] == 'SAMPLE_SZ'
     assert composites['version'] != earlier.pop('composites')['version']
     prefix = 'icl/metrics/eval_gauntlet'
     assert {name.removeprefix(prefix) for name in later['metrics'] if name.startswith(prefix)} == {
@@ -162,65 +181,183 @@ def test_another_gauntlet_changes_only_composites_and_their_version(make_run, re
     assert later == earlier
 
 
-def test_a_gauntlet_can_be_added_to_a_run(make_run, recompute, source: Path, tmp_path: Path):
-    with_gauntlet = make_run()
-    arguments = ['--tasks', source / 'tasks.yaml', '--score', source / 'score.yaml', '--data-root', source]
-    out = tmp_path / 'bare'
-    assert run_cli('run', '--outputs', tmp_path / 'answers.jsonl', *arguments, '--out', out) == 0
-    assert record_of(out)['composites'] is None
-    assert record_of(recompute(out, name='still bare'))['composites'] is None
-    again = recompute(out, '--gauntlet', source / 'gauntlet.yaml')
-    assert record_of(again)['composites'] == record_of(with_gauntlet)['composites']
-
-
-def test_a_benchmark_that_did_not_run_is_named(make_run, recompute, tmp_path: Path):
-    benchmarks = [{'name': 'lines', 'num_fewshot': 1}, {'name': 'lines', 'num_fewshot': 5}]
-    gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
-    path = write_yaml(tmp_path / 'other.yaml', eval_gauntlet=gauntlet)
-    categories = record_of(recompute(make_run(), '--gauntlet', path))['composites']['categories']
+def test_a_gauntlet_can_be_added_to_a_run(make_run, recompute, runs: dict[str, Path], tmp_path: Path):
+    bare = make_run('bare', ROWS)
+    assert record_of(bare)['composites'] is record_of(recompute(bare, name='still bare'))['composites'] is None
+    again = recompute(bare, '--gauntlet', gauntlet_yaml(tmp_path))
+    assert record_of(again)['composites'] == record_of(runs['a'])['composites']
+    benchmarks = [{'name': 'lines', 'num_fewshot': 0}, {'name': 'lines', 'num_fewshot': 5}]
+    path = gauntlet_yaml(tmp_path, categories=[{'name': 'all', 'benchmarks': benchmarks}], averages=None)
+    categories = record_of(recompute(bare, '--gauntlet', path, name='other'))['composites']['categories']
     assert categories == {'all': {'reason': 'benchmarks without a score: lines/5-shot (did not run)'}}
 
 
-def test_allow_missing_applies_to_recomputing(make_run, recompute):
-    lines = [line for line in answers() if line['task'] != 'riddles' or line['row'] > 1]
-    run = make_run('--allow-missing', lines=lines)
+def test_allow_missing_applies_to_recomputing(unscored: tuple[Path, Path], recompute):
+    run = unscored[1]
     assert files_of(recompute(run, '--allow-missing')) == files_of(run)
-    name = 'InContextLearningGenerationExactMatchAccuracy'
-    found = record_of(run)['tasks']['riddles/1-shot']['metrics'][name]
-    assert (found['value'], found['standard_error']) == (1, 0)
-    assert found['confidence_interval'] == pytest.approx([2 / (2 + 1.959964**2), 1])  # Wilson's, of two items
     strict = recompute(run, name='strict')
-    task = record_of(strict)['tasks']['riddles/1-shot']
-    assert task['metrics'][name] == {'reason': '2 of 4 items unscored: there is no answer'}
+    task = record_of(strict)['tasks'][CHOICES]
+    assert accuracy_of(record_of(strict), CHOICES) == {'reason': '2 of 12 items unscored: there is no answer'}
     assert task['num_unscored'] == 2
     assert files_of(recompute(strict, '--allow-missing', name='back')) == files_of(run)
+    frame = read_run(strict).to_pandas()
+    assert frame[frame.value.isna()].reason.notna().all() and CHOICES in {*frame[frame.value.isna()].name}
 
 
-# Reading.
-
-
-def test_a_run_knows_its_tasks_items_and_training_batch(make_run, source: Path):
-    run = read_run(make_run())
-    data = data_of(source)
-    assert list(run.tasks) == [task.key for task in data.suite.tasks]
-    own = {task.key: task for task in data.suite.tasks}
-    for key in ('choices/1-shot', 'lines/1-shot', 'riddles/1-shot', 'score_agieval/0-shot'):
-        assert run.tasks[key] == own[key]
-    assert run.data.suite.gauntlet == data.suite.gauntlet
-    assert run.data.digests == data.digests and run.data.settings.semantics == 'corrected'
-    assert {key: len(results) for key, results in run.results.items()} == {
-        'choices/1-shot': 8,
-        'lines/1-shot': 5,
-        'riddles/1-shot': 4,
-        'score_agieval/0-shot': 4 * 12,
-        'score_choices/0-shot': 8 * 2,
+def test_a_run_knows_its_tasks_items_and_training_batch(runs: dict[str, Path]):
+    run = read_run(runs['a'])
+    assert {key: (len(run.results[key]), task.icl_task_type) for key, task in run.tasks.items() if key in ROWS} == {
+        CHOICES: (12, 'multiple_choice'),
+        'topics/0-shot': (14, 'multiple_choice'),
+        LINES: (9, 'language_modeling'),
+        RIDDLES: (7, 'generation_task_with_answers'),
     }
+    assert len(run.results[AGIEVAL]) == 7 * 13 and run.tasks[AGIEVAL].spec.dataset == 'agieval'
+    assert [category.name for category in run.data.suite.gauntlet.categories] == ['reading', 'rest']
+    assert run.data.digests.keys() == {*ROWS, AGIEVAL} and run.data.settings.semantics == 'corrected'
     assert run.batch is None
 
 
-def test_runs_are_read_in_order_of_training(make_run, tmp_path: Path):
-    run = make_run()
-    for batch in (100, 20, 3):
-        shutil.copytree(run, tmp_path / 'runs' / f'ba{batch}')
-        edit(tmp_path / 'runs' / f'ba{batch}', lambda record, batch=batch: record.update(training={'batch': batch}))
-    assert [found.batch for found in read_runs(tmp_path / 'runs')] == [3, 20, 100]
+# Runs that cannot be read or recomputed.
+
+
+@pytest.fixture
+def refusal(gauntlet, tmp_path: Path) -> Callable[..., str]:
+    """Return a function that tries to recompute a run, which writes nothing, and returns the error."""
+
+    def refusal(run: Path, *more: Any, out: Any = tmp_path / 'again') -> str:
+        status, _, err = gauntlet('run', '--from', run, '--out', out, *more)
+        assert status == 2 and 'internal error' not in err and not (tmp_path / 'again').exists()
+        return err
+
+    return refusal
+
+
+def test_runs_and_folders_are_not_overwritten_unless_asked(refusal, gauntlet, run: Path, tmp_path: Path):
+    before = files_of(run)
+    (tmp_path / 'link').symlink_to(run)
+    for out in (run, tmp_path / 'link', f'{run}/', f'{run}/samples/..'):
+        assert f'{out}'.rstrip('/') in refusal(run, '--overwrite', out=out)
+        assert files_of(run) == before
+    other = tmp_path / 'other'
+    (other / 'samples').mkdir(parents=True)
+    (other / 'samples' / 'old_0-shot.jsonl').write_text('{}\n')
+    assert f'{other}: is not empty' in refusal(run, out=other)
+    assert sorted(files_of(other)) == ['samples/old_0-shot.jsonl']
+    assert gauntlet('run', '--from', run, '--out', other, '--overwrite')[0] == 0
+    assert files_of(other) == before
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        '--tasks tasks.yaml --from',
+        '--score score.yaml --from',
+        '--model model --outputs',
+        '--outputs outputs --model',
+        '--semantics reference --from',
+        '--fewshot fixed --from',
+        '--limit 3 --from',
+        '--resume --from',
+        '--time-budget 9s --from',
+    ],
+)
+def test_options_without_effect_are_errors(refusal, runs: dict[str, Path], words: str):
+    """The last word is the other option that the error names."""
+    *given, other = words.split()
+    err = refusal(runs['a'], *given)
+    assert given[0] in err and other in err
+
+
+def problems_of(run: Path) -> str:
+    """Return why a run cannot be read."""
+    with pytest.raises(RecordError) as raised:
+        read_run(run)
+    return '\n'.join(raised.value.problems)
+
+
+@pytest.mark.parametrize(
+    ('change', 'fact'),
+    [
+        *((line, '') for line in ('{"score": nu', '[1]', 'null', '7', '', '{"row": 1}')),
+        *(({name: ...}, f"'{name}'") for name in ('row', 'score', 'cluster', 'prompt_sha256')),  # left out
+        *(
+            ({name: value}, f'{name} is ')
+            for name, value in {'score': 'high', 'text': 7, 'gold': [1], 'row': '3', 'reason': {}}.items()
+        ),
+        ({'prompt_sha256': None}, 'prompt_sha256 is '),
+        ({'num_tokens': ['4']}, 'num_tokens[0] is '),
+        ({'metrics': [1]}, 'metrics is '),
+        ({'metrics': {'StrictMatch': 'yes'}}, 'metrics.StrictMatch is '),
+    ],
+)
+def test_a_damaged_line_of_samples_is_named_by_file_and_line(run: Path, change: Any, fact: str):
+    path = samples_path(run, RIDDLES)
+    lines = read_lines(path)
+    lines[2] = change if isinstance(change, str) else {**lines[2], **change}
+    if isinstance(change, dict):
+        lines[2] = {name: value for name, value in lines[2].items() if value is not ...}
+    write_lines(path, lines)
+    problem = problems_of(run)
+    assert problem.startswith(f'{path}:3: ') and fact in problem and '\n' not in problem
+
+
+@pytest.mark.parametrize('places', [[1, 2, 3, 4, 5, 6], [0, 0, 1, 2, 3, 4, 5, 6], [0, 0, 2, 3, 4, 5, 6]])
+def test_samples_of_another_record_are_an_error(run: Path, places: list[int]):
+    """A line is missing, there is a duplicate, or a duplicate is in place of another line."""
+    path = samples_path(run, RIDDLES)
+    lines = read_lines(path)
+    write_lines(path, [lines[place] for place in places])
+    assert problems_of(run).startswith(f'{path}: has {len(places)} lines of ')
+
+
+def forget(*path: str) -> Callable[[Path], None]:
+    """Return a function that removes a path from a record, as older versions did not write it."""
+
+    def change(run: Path) -> None:
+        with edited(run) as record:
+            del functools.reduce(operator.getitem, path[:-1], record)[path[-1]]
+
+    return change
+
+
+def put(content: str) -> Callable[[Path], object]:
+    return lambda run: (run / 'results.json').write_text(content)
+
+
+def of_unknown_type(run: Path) -> None:
+    with edited(run) as record:
+        record['tasks'][LINES]['spec']['icl_task_type'] = 'made_elsewhere'
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
+    'a task without its settings': (
+        forget('tasks', RIDDLES, 'spec'),
+        ['{run}/results.json: ', f'how {RIDDLES} was asked', 'evaluate again'],
+    ),
+    'SCORE without its settings': (forget('score', 'agieval', 'spec'), ['{run}/results.json: ', 'evaluate again']),
+    'composites without a gauntlet': (forget('composites', 'gauntlet'), ['{run}/results.json: ', 'evaluate again']),
+    'no settings': (forget('config'), ['{run}/results.json: ', 'evaluate again']),
+    'no SCORE': (forget('score'), ['{run}/results.json: ', 'evaluate again']),
+    'no JSON': (put('{'), ['{run}/results.json: cannot be read']),
+    'a list': (put('[]'), ['{run}/results.json: is not a results file of format 1']),
+    'another format': (put('{"format_version": 0}'), ['{run}/results.json: is not a results file of format 1']),
+    'no training': (put('{"format_version": 1}'), ['{run}/results.json: training: is empty; it cannot be used']),
+    'an unknown type': (of_unknown_type, ['{run}/results.json', 'made_elsewhere']),
+    'no samples': (lambda run: samples_path(run, RIDDLES).unlink(), ['riddles_0-shot.jsonl: cannot be read']),
+    'no run': (shutil.rmtree, ['{run}/results.json: cannot be read']),
+}
+
+
+@pytest.mark.parametrize('case', BROKEN)
+def test_a_run_that_cannot_be_used_is_named(run: Path, case: str):
+    damage, facts = BROKEN[case]
+    damage(run)
+    problem = problems_of(run)
+    assert [fact for fact in facts if fact.format(run=run) not in problem] == []
+
+
+def test_a_run_that_cannot_be_used_is_no_internal_error(refusal, gauntlet, run: Path):
+    forget('config')(run)
+    for err in (refusal(run), gauntlet('compare', run, run)[2]):
+        assert err.startswith(f'error: {run}/results.json: ') and 'internal error' not in err

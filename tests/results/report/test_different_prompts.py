@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from command_line import run_cli
-from compared_runs import (
+from paired_estimates import check_differences, composites_of, paired, score_differences
+from paths import FIXTURES, ROOT
+from recorded_runs import (
     AGIEVAL,
     CHOICES,
     LINES,
@@ -28,8 +30,6 @@ from compared_runs import (
     with_truncated_prompts,
     write_lines,
 )
-from paired_estimates import check_differences, composites_of, paired, score_differences
-from paths import FIXTURES, ROOT
 
 LONG: dict[str, list[int]] = {CHOICES: [1, 4, 9], TOPICS: [0, 13]}  # rows that do not fit into the shorter length
 SHORTER, LONGER = {'max_seq_len': 1024}, {'max_seq_len': 2048}
@@ -58,6 +58,7 @@ def test_items_with_the_same_prompt_are_compared_and_the_others_counted(compared
     for form, place in (('table', 1), ('markdown', 1), ('csv', 2)):
         shown = gauntlet('compare', *pair, '--format', form)[place]
         assert f'warning: {said}' in ' '.join(shown.replace('\\_', '_').split()), form
+    assert 'warning' not in gauntlet('compare', *pair, '--format', 'csv')[1]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +188,7 @@ def test_trends_are_over_items_with_equal_prompts_at_all_checkpoints(compared, g
         assert f'{CHOICES} 3 of 12, {TOPICS} 2 of 14, {RIDDLES} 7 of 7' in shown, form
 
 
+@pytest.mark.long
 def test_two_models_with_different_tokenizers_are_compared(gauntlet, compared, tmp_path: Path):
     """One needs more tokens: 4 of 20 short questions and all long ones lose shots."""
     tasks = tmp_path / 'tasks.yaml'

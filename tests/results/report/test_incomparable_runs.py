@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_runs import (
+from recorded_runs import (
     AGIEVAL,
     CHOICES,
     LINES,

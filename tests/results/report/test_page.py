@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from command_line import run_cli
-from compared_runs import (
+from recorded_runs import (
     AGIEVAL,
     BATCHES,
     CHOICES,
@@ -20,10 +20,11 @@ from compared_runs import (
     TOPICS,
     answers_of,
     copy_run,
+    edited,
     record_of,
     score_yaml,
     with_truncated_prompts,
-    write_lines,
+    write_answers,
 )
 from report_pages import HOSTILE, LONG, Cell, Page, hostile_run, read_page, shown
 
@@ -67,22 +68,12 @@ def check_cell(cell: Cell, measure: dict[str, Any]) -> None:
 
 def test_averages_have_the_tasks_that_contribute_most_to_their_error(runs: dict[str, Path], report, tmp_path: Path):
     folder = copy_run(runs['a'], tmp_path / 'run')
-    record = record_of(folder)
-    averages = record['composites']['averages']
-    averages['core']['variance_shares'] = {
-        'v/0-shot': 0.41,
-        'w/0-shot': 0.29,
-        'x/0-shot': 0.16,
-        'y/0-shot': 0.08,
-        'z/0-shot': 0.06,
-    }
-    del averages['reading alone']['variance_shares']  # as in older records
-    (folder / 'results.json').write_text(json.dumps(record))
+    with edited(folder) as record:
+        averages = record['composites']['averages']
+        averages['core']['variance_shares'] = {'v/0-shot': 0.41, 'w': 0.29, 'x': 0.16, 'y': 0.08, 'z': 0.06}
+        del averages['reading alone']['variance_shares']  # as in older records
     text = report(folder).text
-    assert (
-        'error of core, by share of its variance: 41 % v/0-shot, 29 % w/0-shot, 16 % x/0-shot, 14 % 2 other tasks'
-        in text
-    )
+    assert 'error of core, by share of its variance: 41 % v/0-shot, 29 % w, 16 % x, 14 % 2 other tasks' in text
     assert 'error of reading alone' not in text
 
 
@@ -149,6 +140,25 @@ def rows_of_charts(charts: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return [[row for rows in chart['datasets'].values() for row in rows if 'batch' in row] for chart in charts]
 
 
+def test_the_page_has_banners_marks_and_intervals(report, runs: dict[str, Path], tmp_path: Path):
+    folder = copy_run(runs['a'], tmp_path / 'run')
+    with edited(folder) as record:
+        for entry in (*record['tasks'].values(), *record['score'].values()):
+            entry['data_origin'] = 'sample'
+        record['tasks'][CHOICES].update(num_truncated=3, effective_shots=1.4)
+        measure = record['tasks'][RIDDLES]['metrics']['InContextLearningGenerationExactMatchAccuracy']
+        measure.update(value=0.0, standard_error=0.0, confidence_interval=[0.0, 0.35])
+        record['config']['max_seq_len'] = 128
+    page = report(folder, '--no-prompts')
+    assert sum(attributes.get('class') == 'banner' for _, attributes in page.elements) == 2
+    assert 'Sample data, not the benchmark.' in page.text
+    assert 'Prompts of 1 of 4 tasks are shortened to fit 128 tokens.' in page.text
+    rows = {row[0].text: row[1:] for row in page.body_rows('Scores')}
+    assert f'{CHOICES}\u2020 1.4 shots on average' in rows
+    assert (rows[RIDDLES][0].text, rows[RIDDLES][0].error) == ('0.000 [0.00, 0.35]', 0.0)
+    assert 'error: the standard error, or the 95 % interval where that is 0 or unknown' in page.text
+
+
 def test_curves_show_the_recorded_numbers_of_every_checkpoint(pages, runs):
     curves = {rows[0]['name']: rows for rows in rows_of_charts(json.loads(pages['training'].scripts[0]))}
     assert curves.keys() >= {'core', 'reading', 'rest'}
@@ -176,9 +186,8 @@ def test_the_training_loss_is_drawn_over_the_axis_of_the_curves(report, training
     """The first evaluation, before any batch, has none."""
     losses = dict(zip([100, 400, 1000], [3.5, 2.25, 2.0], strict=True))
     for batch, loss in losses.items():
-        record = record_of(training / f'ba{batch}')
-        record['training']['loss'] = loss
-        (training / f'ba{batch}' / 'results.json').write_text(json.dumps(record))
+        with edited(training / f'ba{batch}') as record:
+            record['training']['loss'] = loss
     charts = json.loads(report(training).scripts[0])
     assert len(charts) == 5 + 4
     by_name = {rows[0]['name']: chart for chart, rows in zip(charts, rows_of_charts(charts), strict=True)}
@@ -219,9 +228,8 @@ def test_runs_are_compared_over_items_with_equal_prompts(report, runs, make_run,
 
 def test_absent_numbers_have_reasons(report, unscored, tmp_path: Path):
     run = copy_run(unscored[1], tmp_path / 'run')
-    record = record_of(run)
-    record['tasks']['human_eval/0-shot'] = {'reason': 'there is no sandbox'}
-    (run / 'results.json').write_text(json.dumps(record))
+    with edited(run) as record:
+        record['tasks']['human_eval/0-shot'] = {'reason': 'there is no sandbox'}
     page = report(run, '--no-prompts')
     names = [row[0].text for row in page.body_rows('Scores')]
     assert 'reading' in names and CHOICES in names  # as a heading, and as some items have a score
@@ -230,25 +238,16 @@ def test_absent_numbers_have_reasons(report, unscored, tmp_path: Path):
     assert not re.search(r'\bnan\b|undefined|None', page.text, re.IGNORECASE)
 
 
-def test_a_run_without_a_gauntlet_has_a_page(report, make_run):
+def test_a_run_without_a_gauntlet_or_of_only_score_has_a_page(report, gauntlet, make_run, data: Path, tmp_path: Path):
     page = report(make_run('bare', [RIDDLES]))
     assert 'no gauntlet' in page.text
     assert [row[0].text for row in page.body_rows('Scores')] == [RIDDLES]
-
-
-def test_a_run_of_only_score_has_a_page(report, gauntlet, data: Path, tmp_path: Path):
-    answers = write_lines(tmp_path / 'answers.jsonl', answers_of(0, [AGIEVAL]))
+    answers = write_answers(tmp_path, answers_of(0, [AGIEVAL]))
     words = ['--outputs', answers, '--score', score_yaml(tmp_path), '--data-root', data]
     assert gauntlet('run', *words, '--out', tmp_path / 'alone')[0] == 0
     page = report(tmp_path / 'alone')
     assert 'agieval' in page.tables and page.body_rows('Scores')[0][0].text == 'SCORE'
     assert AGIEVAL in page.samples[0].text
-
-
-def test_pages_are_deterministic(gauntlet, runs, tmp_path: Path):
-    for name in ('one', 'two'):
-        assert gauntlet('report', runs['a'], '--out', tmp_path / name)[0] == 0
-    assert (tmp_path / 'one').read_bytes() == (tmp_path / 'two').read_bytes()
 
 
 def test_checkpoints_of_a_folder_are_one_run(report, training: Path, runs, tmp_path: Path):
@@ -286,13 +285,12 @@ DAMAGED: dict[str, tuple[tuple[str, ...], Any]] = {  # by the name in the error:
 @pytest.mark.parametrize('place', DAMAGED)
 def test_a_damaged_record_is_an_error_naming_the_key(gauntlet, runs, tmp_path: Path, place: str):
     run = copy_run(runs['a'], tmp_path / 'run')
-    record = record_of(run)
     (*above, key), value = DAMAGED[place]
-    entry = functools.reduce(operator.getitem, above, record)
-    entry[key] = value
-    if value is ...:
-        del entry[key]
-    (run / 'results.json').write_text(json.dumps(record))
+    with edited(run) as record:
+        entry = functools.reduce(operator.getitem, above, record)
+        entry[key] = value
+        if value is ...:
+            del entry[key]
     status, _, err = gauntlet('report', run, '--out', tmp_path / 'page.html')
     assert status == 2
     assert f'{run}/results.json: {place}' in err
@@ -300,13 +298,15 @@ def test_a_damaged_record_is_an_error_naming_the_key(gauntlet, runs, tmp_path: P
 
 
 def test_an_existing_page_is_replaced_only_with_overwrite(gauntlet, runs, tmp_path: Path):
-    out = tmp_path / 'page.html'
+    """And it is the same each time."""
+    out, other = tmp_path / 'page.html', tmp_path / 'other.html'
     out.write_text('mine')
     status, _, err = gauntlet('report', runs['a'], '--out', out)
     assert status == 2 and '--overwrite' in err
     assert out.read_text() == 'mine'
     assert gauntlet('report', runs['a'], '--out', out, '--overwrite')[0] == 0
-    assert '<!DOCTYPE html>' in out.read_text(encoding='utf-8')
+    assert gauntlet('report', runs['a'], '--out', other)[0] == 0
+    assert out.read_bytes() == other.read_bytes() and b'<!DOCTYPE html>' in out.read_bytes()
     assert gauntlet('report', runs['a'], '--out', tmp_path, '--overwrite')[0] == 2
 
 

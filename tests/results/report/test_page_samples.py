@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from compared_runs import (
+from recorded_runs import (
     CHOICES,
-    LINES,
     RIDDLES,
     ROWS,
     answers_of,
     copy_run,
+    edited,
     read_lines,
-    record_of,
     samples_path,
-    tasks_yaml,
     write_lines,
 )
 from report_pages import Sample, read_page
@@ -47,13 +44,6 @@ def own_data(data: Path, tmp_path: Path) -> Path:
     return shutil.copytree(data, tmp_path / 'own_data')
 
 
-def edit_samples(run: Path, key: str, **changes: Any) -> Path:
-    """Return a run after changing the first sample of a task."""
-    first, *rest = read_lines(samples_path(run, key))
-    write_lines(samples_path(run, key), [{**first, **changes}, *rest])
-    return run
-
-
 def test_prompts_are_shown_as_sent(samples, runs):
     shown = {sample.passages[0] for sample in samples(RIDDLES, runs['a'], '--samples', 50)}
     assert shown == {f'Twice {row}?' for row in range(7)}
@@ -69,7 +59,9 @@ def test_a_prompt_with_dropped_shots_is_rebuilt(samples, make_run):
     (text,) = {sample.passages[0] for sample in whole}
     assert text.count('Twice') == 3 and 'Prompt 2-shot' in ' '.join(whole[0].text.split())
     last_shot = text[text.index('Twice', 1) :]
-    edit_samples(run, key, prompt_sha256=hashlib.sha256(last_shot.encode()).hexdigest(), truncated=True)
+    first, *rest = read_lines(samples_path(run, key))
+    first.update(prompt_sha256=hashlib.sha256(last_shot.encode()).hexdigest(), truncated=True)
+    write_lines(samples_path(run, key), [first, *rest])
     (shortened,) = [sample for sample in samples(key, run, '--samples', 50) if sample.passages[0] == last_shot]
     words = ' '.join(shortened.text.split())
     assert 'Prompt 1-shot' in words and "shortened to the model's length" in words
@@ -91,9 +83,9 @@ def test_without_data_only_results_are_shown(samples, runs, own_data: Path, tmp_
     """Data that are missing, remote or not wanted are not read."""
     (own_data / 'choices.jsonl').unlink()
     remote = copy_run(runs['a'], tmp_path / 'remote')
-    record, uri = record_of(remote), 'https://example.invalid/riddles.jsonl'
-    record['tasks'][RIDDLES]['spec']['dataset_uri'] = uri
-    (remote / 'results.json').write_text(json.dumps(record))
+    uri = 'https://example.invalid/riddles.jsonl'
+    with edited(remote) as record:
+        record['tasks'][RIDDLES]['spec']['dataset_uri'] = uri
     for key, words, fact in (
         (CHOICES, [runs['a'], '--data-root', own_data], 'choices.jsonl: there is no such data file'),
         (RIDDLES, [remote], uri),
@@ -141,12 +133,11 @@ def test_an_item_of_several_runs_is_shown_once_with_all_results(samples, runs):
         assert sample.passages[1:] == [str(2 * row), texts[0][row], texts[1][row]]
 
 
-def test_long_prompts_are_shortened_with_a_count(samples, make_run, own_data: Path, tmp_path: Path, gauntlet):
+def test_long_prompts_are_shortened_with_a_count(samples, make_run, own_data: Path):
     write_lines(own_data / 'riddles.jsonl', [{'context': f'{"long " * 2000}{row}', 'answer': '1'} for row in range(2)])
     answers = [{'task': 'riddles', 'num_shots': 0, 'row': row, 'text': 'x' * 5000} for row in range(2)]
-    words = ['--outputs', write_lines(tmp_path / 'answers.jsonl', answers), '--tasks', tasks_yaml(tmp_path, [RIDDLES])]
-    assert gauntlet('run', *words, '--data-root', own_data, '--out', tmp_path / 'long')[0] == 0
-    for sample in samples(RIDDLES, tmp_path / 'long'):
+    run = make_run('long', [RIDDLES], '--data-root', own_data, answers=answers)
+    for sample in samples(RIDDLES, run):
         prompt, _, generation = sample.passages
         assert '[8,201 of 10,001 characters left out]' in prompt
         assert '[3,800 of 5,000 characters left out]' in generation
@@ -194,26 +185,3 @@ TRUNCATED = 'truncated at the token limit'
 )
 def test_kinds_of_an_item(changes: dict[str, Any], kinds: list[str]):
     assert list(kinds_of(result(**changes))) == kinds
-
-
-@pytest.mark.parametrize(
-    ('name', 'value'),
-    [
-        ('score', 'high'),
-        ('text', 7),
-        ('gold', [1]),
-        ('row', '3'),
-        ('reason', {}),
-        ('prompt_sha256', None),
-        ('num_tokens[0]', '4'),
-        ('metrics', [1]),
-        ('metrics.StrictMatch', 'yes'),
-    ],
-)
-def test_a_damaged_sample_is_an_error_naming_its_line(gauntlet, runs, tmp_path: Path, name: str, value: Any):
-    key, _, part = name.partition('.')
-    change = {key.removesuffix('[0]'): [value] if '[' in key else {part: value} if part else value}
-    run = edit_samples(copy_run(runs['a'], tmp_path / 'run'), LINES, **change)
-    status, _, err = gauntlet('report', run, '--out', tmp_path / 'page.html')
-    assert status == 2
-    assert f'{samples_path(run, LINES)}:1: {name} is ' in err

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from compared_runs import (
+from paired_estimates import Estimate, check_differences, composites_of, over_items, paired
+from recorded_runs import (
     BATCHES,
     CHOICES,
     LINES,
@@ -20,7 +23,6 @@ from compared_runs import (
     samples_path,
     write_lines,
 )
-from paired_estimates import Estimate, check_differences, composites_of, over_items, paired
 
 
 def slopes(folder: Path, batches: Sequence[int], without: Iterable[tuple[str, int]] = ()) -> dict[str, Estimate]:
@@ -85,6 +87,15 @@ def test_slopes_are_printed_per_thousand_batches(gauntlet, compared, training: P
     for name, one in found.items():  # all are within noise
         slope, error = (1000 * one['slope'][key] for key in ('value', 'standard_error'))
         assert table[name] == [f'{slope:+.3f}', f'{error:.3f}', f'{one["noise"]:.3f}']
+    markdown = gauntlet('compare', training, '--format', 'markdown')[1]
+    names = [line.split('|')[1].strip() for line in markdown.splitlines() if line.startswith('|')][2:]
+    assert [name[:2] for name in names[:4]] == ['**'] * 4 and {*names[4:]} == {*ROWS}  # composites are first
+
+
+def test_csv_has_the_slopes_of_json(gauntlet, compared, training: Path):
+    rows = csv.DictReader(io.StringIO(gauntlet('compare', training, '--format', 'csv')[1]))
+    slopes = {name: repr(one['slope']['value']) for name, one in compared(training).items()}
+    assert {row['name']: row['slope'] for row in rows} == slopes
 
 
 def test_signal_to_noise_is_shown_of_a_clear_trend(gauntlet, compared, runs, tmp_path: Path):

@@ -9,19 +9,7 @@ from typing import Any
 
 import pytest
 from command_line import run_cli
-from compared_runs import (
-    AGIEVAL,
-    BATCHES,
-    ROWS,
-    SEEDS,
-    answers_of,
-    copy_run,
-    gauntlet_yaml,
-    score_yaml,
-    tasks_yaml,
-    write_data,
-    write_lines,
-)
+from recorded_runs import AGIEVAL, BATCHES, ROWS, copy_run
 from report_pages import HOSTILE, hostile_run, shown
 
 SCORES = 'Scores after ba1000'
@@ -70,15 +58,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope='module')
-def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_file(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the page of a training run with four checkpoints and SCORE."""
     folder = tmp_path_factory.mktemp('report')
-    write_data(folder)
-    words = ['--tasks', tasks_yaml(folder), '--gauntlet', gauntlet_yaml(folder), '--score', score_yaml(folder)]
     for name, batch in BATCHES.items():
-        answers = write_lines(folder / 'answers.jsonl', answers_of(SEEDS[name]))
-        assert run_cli('run', '--outputs', answers, *words, '--data-root', folder, '--out', folder / name) == 0
-        copy_run(folder / name, folder / 'training' / f'ba{batch}', batch=batch)
+        copy_run(runs[name], folder / 'training' / f'ba{batch}', batch=batch)
     out = folder / 'report.html'
     assert run_cli('report', folder / 'training', '--out', out, '--samples', 20) == 0
     return out

@@ -1,4 +1,4 @@
-"""Runs of answers to the same rows, for tests of `gauntlet compare`.
+"""Runs of answers to the same rows, for tests that read, compare and show them.
 
 They answer questions on passages, some of which two tasks share; sentences, two of which have one context; riddles; and
 questions of SCORE.
@@ -10,11 +10,17 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
+from llmfoundry_gauntlet.results.external import read_answers, score_answers
 
 CHOICES, TOPICS, LINES, RIDDLES = 'choices/0-shot', 'topics/0-shot', 'lines/0-shot', 'riddles/0-shot'
 AGIEVAL = 'score_agieval/0-shot'
@@ -64,6 +70,7 @@ SIZES = {key: len(rows) for key, rows in ROWS.items()}
 SEEDS = {'a': 0, 'b': 2, 'c': 4, 'd': 9}  # of answers
 BATCHES = {'a': 20, 'b': 100, 'c': 400, 'd': 1000}  # as checkpoints of one training
 VARIANTS = [*(f'option_order:{letter}' for letter in 'ABC'), *(f'prompt:{number}' for number in range(10))]
+NAMES = ('task', 'num_shots', 'file', 'row', 'variant', 'sample')  # of an item, in requests and answers
 
 Sample = dict[str, Any]
 
@@ -87,12 +94,24 @@ def write_data(folder: Path) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[Any]) -> Path:
-    path.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+    """Write JSON lines; text is written unchanged."""
+    path.write_text(''.join(f'{line if isinstance(line, str) else json.dumps(line)}\n' for line in lines))
     return path
 
 
 def read_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
+
+
+def write_answers(folder: Path, lines: Iterable[Any]) -> Path:
+    return write_lines(folder / 'answers.jsonl', lines)
+
+
+def problems_of(data: EvaluationData, path: Path) -> list[str]:
+    """Return the problems of answers that cannot be scored, with `line ` for their file."""
+    with pytest.raises(DataError) as raised:
+        score_answers(data, read_answers(path))
+    return [problem.replace(f'{path}:', 'line ') for problem in raised.value.problems]
 
 
 def tasks_yaml(folder: Path, keys: Iterable[str] = ROWS, **changes: Any) -> Path:
@@ -125,10 +144,11 @@ def gauntlet_yaml(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def score_yaml(folder: Path, **changes: Any) -> Path:
+def score_yaml(folder: Path, *more: Mapping[str, Any], **changes: Any) -> Path:
+    """Write a file of one dataset of SCORE with some keys changed, and of more datasets."""
     path = folder / 'score.yaml'
     entry = {'dataset': 'agieval', 'subsets': ['sat-en'], 'perturbations': ['option_order', 'prompt'], **changes}
-    path.write_text(json.dumps({'score': [entry]}))
+    path.write_text(json.dumps({'score': [entry, *more]}))
     return path
 
 
@@ -173,20 +193,31 @@ def record_of(run: Path) -> dict[str, Any]:
     return json.loads((run / 'results.json').read_text())
 
 
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Return the names and bytes of a folder's files."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+
+
+@contextmanager
+def edited(run: Path) -> Iterator[dict[str, Any]]:
+    """Yield the record of a run, which is written with its changes."""
+    record = record_of(run)
+    yield record
+    (run / 'results.json').write_text(json.dumps(record, indent=2, ensure_ascii=False) + '\n')
+
+
 def copy_run(
     run: Path, to: Path, *, without: Mapping[str, Sequence[int]] | None = None, batch: int | None = None
 ) -> Path:
     """Copy a run, leaving out rows of its samples, at a training batch."""
     shutil.copytree(run, to)
-    for key, rows in (without or {}).items():
-        kept = [line for line in samples_path(to, key).read_text().splitlines() if json.loads(line)['row'] not in rows]
-        samples_path(to, key).write_text(''.join(f'{line}\n' for line in kept))
-        record = record_of(to)
-        record['tasks'][key]['num_items'] = len(kept)
-        (to / 'results.json').write_text(json.dumps(record))
-    if batch is not None:
-        training = {'batch': batch, 'epoch': 0, 'token': 0, 'checkpoint': None}
-        (to / 'results.json').write_text(json.dumps({**record_of(to), 'training': training}))
+    with edited(to) as record:
+        for key, rows in (without or {}).items():
+            kept = [one for one in samples_of(to, key) if one['row'] not in rows]
+            write_lines(samples_path(to, key), kept)
+            record['tasks'][key]['num_items'] = len(kept)
+        if batch is not None:
+            record['training'] = {'batch': batch, 'epoch': 0, 'token': 0, 'checkpoint': None}
     return to
 
 
@@ -208,8 +239,8 @@ def with_truncated_prompts(
                 digest = sample['prompt_sha256'] if same_digest else 'ab' * 32
                 sample.update(truncated=True, prompt_sha256=digest)
         write_lines(samples_path(to, key), lines)
-    record = record_of(to)
-    (to / 'results.json').write_text(json.dumps({**record, 'config': {**record['config'], **(config or {})}}))
+    with edited(to) as record:
+        record['config'].update(config or {})
     return to
 
 

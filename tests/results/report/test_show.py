@@ -1,0 +1,325 @@
+"""`gauntlet show` in all formats, and frames: the numbers of the records, marks, and reasons of absent numbers."""
+
+from __future__ import annotations
+
+import csv
+import doctest
+import io
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from command_line import loaded_by
+from recorded_runs import (
+    BASELINES,
+    BATCHES,
+    CHOICES,
+    LINES,
+    RIDDLES,
+    ROWS,
+    TOPICS,
+    copy_run,
+    edited,
+    record_of,
+    rows_of_table,
+    samples_of,
+)
+from rich.cells import cell_len
+
+from llmfoundry_gauntlet import read_run, read_runs, samples_frame, scores_frame
+from llmfoundry_gauntlet.results import runs as runs_module
+from llmfoundry_gauntlet.results.report.tables import plain
+from llmfoundry_gauntlet.results.runs import summarize_again
+
+GROUPED = ['reading', CHOICES, RIDDLES, 'rest', TOPICS, LINES]  # of `CATEGORIES`; choices are in both
+AVERAGES = ['core', 'reading alone']
+SAMPLE = 'sample data, not the benchmark'
+
+
+def rows_of_markdown(out: str) -> dict[str, list[str]]:
+    """Return the cells of each row by its first cell; the header has an empty first cell."""
+    lines = [line for line in out.splitlines() if line.startswith('|')]
+    assert len({cell_len(line) for line in lines}) == 1, 'pipes are not aligned'
+    assert set(lines.pop(1)) == set('|:-')
+    rows = [[cell.strip() for cell in line.removeprefix('| ').removesuffix(' |').split(' | ')] for line in lines]
+    assert len({len(row) for row in rows}) == 1
+    return {row[0]: row[1:] for row in rows}
+
+
+@pytest.fixture
+def shown(gauntlet):
+    """Return the output of `gauntlet show`."""
+
+    def call(*words: Any, form: str = 'table') -> str:
+        status, out, err = gauntlet('show', *words, '--format', form)
+        assert (status, err) == (0, '')
+        return out
+
+    return call
+
+
+def formatted(measure: dict[str, Any]) -> list[str]:
+    """Return a value and its error as in a table."""
+    return [f'{measure["value"]:.3f}', f'{measure["standard_error"]:.3f}']
+
+
+def accuracy_of(record: dict[str, Any], key: str) -> dict[str, Any]:
+    return next(iter(record['tasks'][key]['metrics'].values()))
+
+
+# Numbers.
+
+
+def test_csv_has_every_number_in_full_precision(shown, runs: dict[str, Path]):
+    rows = list(csv.DictReader(io.StringIO(shown(runs['a'], runs['b'], form='csv'))))
+    for name in ('a', 'b'):
+        record = record_of(runs[name])
+        mine = {
+            (row['kind'], row['name'], row['part'], row['metric']): (row['value'], row['standard_error'])
+            for row in rows
+            if row['run'] == str(runs[name])
+        }
+        expected = {}
+        for kind, group in (('category', 'categories'), ('average', 'averages')):
+            for label, measure in record['composites'][group].items():
+                expected[kind, label, '', 'Composite'] = measure
+        for key, task in record['tasks'].items():
+            for part, score in {'': task, **task.get('categories', {})}.items():
+                expected.update({('task', key, part, metric): m for metric, m in score['metrics'].items()})
+        for label, entry in record['score']['agieval']['perturbations'].items():
+            for metric, found in entry.items():
+                if isinstance(found, dict):
+                    parts = {'': found} if 'value' in found else found
+                    expected.update({('perturbation', f'agieval/{label}', p, metric): m for p, m in parts.items()})
+        assert mine.keys() == expected.keys() and len(mine) > 60
+        for key, (value, error) in mine.items():
+            assert value == repr(expected[key]['value']) if 'value' in expected[key] else value == ''
+            assert error == (repr(expected[key]['standard_error']) if 'standard_error' in expected[key] else '')
+    chance = {row['metric']: row['chance'] for row in rows if row['name'] == CHOICES}
+    assert chance.pop('InContextLearningMultipleChoiceAccuracy') == repr(1 / 3)
+    assert set(chance.values()) == {''}
+
+
+def test_json_and_frames_have_the_rows_of_csv(shown, training: Path):
+    found = json.loads(shown(training, form='json'))
+    rows = csv.DictReader(io.StringIO(shown(training, form='csv')))
+    assert [{key: '' if value is None else str(value) for key, value in row.items()} for row in found] == list(rows)
+    frame = scores_frame(read_runs(str(training))).astype(object)
+    assert frame.where(frame.notna(), None).to_dict('records') == found
+    assert list(frame.batch.unique()) == list(BATCHES.values())
+
+
+def test_run_with_json_prints_only_json(gauntlet, make_run, data: Path, tmp_path: Path):
+    make_run('answers of lines', [LINES])  # which leaves its answers and tasks
+    words = ('--outputs', tmp_path / 'answers.jsonl', '--tasks', tmp_path / 'tasks.yaml')
+    status, out, _ = gauntlet('run', *words, '--data-root', data, '--out', tmp_path / 'out', '--format', 'json')
+    assert status == 0
+    assert {row['name'] for row in json.loads(out)} == {LINES}
+
+
+def test_frames_of_samples_have_the_lines_of_the_files(training: Path):
+    """Also those of an evaluation that is not recorded."""
+    found = read_runs(str(training))
+    frame = samples_frame(found)
+    for run in found:
+        mine = frame[(frame.batch == run.batch) & (frame.task == CHOICES)]
+        lines = samples_of(run.folder, CHOICES)
+        for name in ('row', 'score', 'prompt_sha256', 'logprobs'):
+            assert list(mine[name]) == [line[name] for line in lines]
+    run, evaluation = found[0], summarize_again(found[0], None, allow_missing=False)
+    differing = ['run', 'batch', 'token']  # an evaluation has no place in a training
+    for ours, theirs in ((evaluation.to_pandas(), run.to_pandas()), (evaluation.samples(), run.samples())):
+        pd.testing.assert_frame_equal(*(one.drop(columns=differing, errors='ignore') for one in (ours, theirs)))
+
+
+def test_docstring_examples_run(runs: dict[str, Path]):
+    failed, tried = doctest.testmod(runs_module, extraglobs={'run': read_run(runs['a'])})
+    assert (failed, tried > 0) == (0, True)
+
+
+# Tables.
+
+
+def test_markdown_has_composites_first_and_errors_beside_values(shown, runs: dict[str, Path], training: Path):
+    rows = rows_of_markdown(shown(runs['a'], form='markdown'))
+    record = record_of(runs['a'])
+    assert rows.pop('') == ['a', 'error', 'chance', 'majority']
+    names = [name.strip('*') for name in rows]
+    assert names == [*AVERAGES, *GROUPED, 'SCORE', *names[9:]]
+    assert [name.strip('*') for name in rows if name[0] == '*'] == [*AVERAGES, 'reading', 'rest', 'SCORE']
+    for name in ('reading', 'rest'):
+        assert rows[f'**{name}**'] == [*formatted(record['composites']['categories'][name]), '', '']
+    for key in ROWS:
+        metrics = record['tasks'][key]['metrics']
+        majority = f'{metrics["MajorityClass"]["value"]:.3f}' if 'MajorityClass' in metrics else ''
+        assert rows[key] == [*formatted(accuracy_of(record, key)), f'{BASELINES[key]:.3f}', majority]
+    score = record['score']['agieval']['perturbations']['prompt']['accuracy']
+    assert rows['agieval prompt accuracy'][:2] == formatted(score)
+    rows = rows_of_markdown(shown(training, form='markdown'))
+    assert rows[''] == [cell for batch in BATCHES.values() for cell in (f'ba{batch}', 'error')]
+    records = [record_of(training / f'ba{batch}') for batch in BATCHES.values()]
+    assert rows[LINES] == [cell for record in records for cell in formatted(accuracy_of(record, LINES))]
+
+
+def test_terminal_table_ends_with_the_files(shown, runs: dict[str, Path]):
+    out = shown(runs['a'])
+    record = record_of(runs['a'])
+    rows = rows_of_table(out)
+    assert rows[TOPICS][:3] == [*formatted(accuracy_of(record, TOPICS)), '0.250']
+    assert list(rows)[2:10] == [*GROUPED, *AVERAGES]
+    assert rows['seconds'][0] == f'{record["timing"]["seconds"]:.1f}'
+    assert out.splitlines()[-1] == str(runs['a'] / 'results.json')
+
+
+def test_absent_numbers_are_empty_with_a_reason(gauntlet, shown, unscored: tuple[Path, Path], tmp_path: Path):
+    """Mutation: write 0 for an absent number."""
+    run = tmp_path / 'again'
+    status, out, err = gauntlet('run', '--from', unscored[1], '--out', run, '--format', 'csv')
+    assert (status, err) == (0, '')
+    every = list(csv.DictReader(io.StringIO(out)))
+    rows = {(row['kind'], row['name']): row for row in every[::-1] if not row['part']}  # a task's first is its accuracy
+    reason = rows['task', CHOICES]['reason']
+    assert rows['task', CHOICES]['value'] == '' and '2 of 12 items' in reason
+    assert rows['category', 'reading']['value'] == '' and rows['category', 'reading']['reason']
+    assert rows['task', LINES]['value'] != '' and rows['task', LINES]['reason'] == ''
+    text = shown(run, form='markdown')
+    assert CHOICES not in rows_of_markdown(text)
+    assert f'\n- {reason}: {CHOICES}' in text
+    assert f'- {reason}: {CHOICES}' in shown(run)
+
+
+def test_duplicate_runs_are_shown_once_and_named_by_what_differs(shown, runs, tmp_path: Path):
+    first, second = (copy_run(runs[name], tmp_path / name / 'ba7', batch=7) for name in 'ab')
+    assert rows_of_markdown(shown(first, second, tmp_path, form='markdown'))[''] == ['a', 'error', 'b', 'error']
+
+
+def test_markdown_syntax_in_names_is_escaped(shown, runs: dict[str, Path], tmp_path: Path):
+    run = copy_run(runs['a'], tmp_path / 'a|b_*c*_<b>')
+    assert r'a\|b\_\*c\*\_\<b>' in shown(run, form='markdown').splitlines()[2]
+    assert plain('_a_b_ `c`\n[d](e) \\') == r'\_a_b\_ \`c\` \[d](e) \\'
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('command', ['show', 'compare'])
+def test_show_and_compare_import_nothing_heavy(runs: dict[str, Path], training: Path, command: str):
+    names = ('torch', 'composer', 'transformers', 'datasets', 'sympy', 'pandas', 'altair')
+    for words in ([runs['a'], runs['b']], [training], [runs['a'], runs['b'], '--format', 'csv']):
+        assert loaded_by(command, *words, names=names) == []
+
+
+# Marks.
+
+
+@pytest.fixture
+def changed(runs: dict[str, Path], tmp_path: Path):
+    """Return a function that copies a run and changes entries of its tasks; others have data of the user."""
+
+    def change(entries: dict[str, dict[str, Any]], *, origin: str = 'own') -> Path:
+        folder = copy_run(runs['a'], tmp_path / f'run{len(list(tmp_path.iterdir()))}')
+        with edited(folder) as record:
+            for entry in (*record['tasks'].values(), *record['score'].values()):
+                entry['data_origin'] = origin
+            for key, changes in entries.items():
+                record['tasks'][key] = {**record['tasks'].get(key, record['tasks'][CHOICES]), **changes}
+            record['config']['max_seq_len'] = 128
+        return folder
+
+    return change
+
+
+@pytest.mark.parametrize('form', ['table', 'markdown'])
+def test_tables_say_which_data_are_samples(shown, changed, form: str):
+    def text(folder: Path) -> str:
+        return ' '.join(shown(folder, form=form).split())
+
+    assert text(changed({}, origin='sample')).startswith(f'Eval Gauntlet ({SAMPLE}) ')
+    part = text(changed({RIDDLES: {'data_origin': 'sample'}}))
+    assert part.startswith(f'Eval Gauntlet (1 of 5 tasks: {SAMPLE}) ') and f'- {SAMPLE}: {RIDDLES}' in part
+    copies = text(changed({RIDDLES: {'data_origin': 'unofficial'}}))
+    assert copies.startswith('Eval Gauntlet ') and f'unofficial copies of the data: {RIDDLES}' in copies
+    assert SAMPLE not in text(changed({}, origin='published'))
+
+
+@pytest.mark.parametrize('form', ['table', 'markdown'])
+def test_tables_mark_shortened_prompts_and_have_intervals_in_place_of_errors_of_0(shown, changed, form: str):
+    interval = {'value': 1.0, 'standard_error': 0.0, 'confidence_interval': [0.646, 1.0]}
+    metrics = {'InContextLearningGenerationExactMatchAccuracy': interval}
+    shortened = {'num_truncated': 3, 'effective_shots': 1.4}
+    out = shown(changed({'more/10-shot': shortened, RIDDLES: {'effective_shots': 0.0, 'metrics': metrics}}), form=form)
+    (line,) = [line for line in out.splitlines() if RIDDLES in line]
+    assert line.replace('|', ' ').split()[1:4] == ['1.000', '[0.65,', '1.00]']
+    words = ' '.join(out.split())
+    assert 'more/10-shot\u2020 ' in words and f'{CHOICES} ' in words
+    assert '- \u2020 prompts of 1 of 5 tasks are shortened to fit 128 tokens; 10-shot is 1.4 on average' in words
+    assert '- error: the standard error, or the 95 % interval where that is 0 or unknown' in words
+
+
+def test_tables_of_a_pipe_have_80_columns_and_names_keep_their_shots(shown, changed):
+    name = f'{"a_task_whose_name_is_" * 4}long/10-shot'
+    out = shown(*(changed({name: {'num_truncated': 1}}) for _ in range(3)))
+    assert max(map(len, out.splitlines()[:-3])) <= 80  # of the table; paths follow
+    (name,) = [name for name in rows_of_table(out) if '\u2026' in name]
+    assert name.startswith('a_task_whose') and name.endswith('long/10-shot\u2020')
+
+
+# The results format of lm-evaluation-harness 0.4.
+
+
+def test_tasks_have_lm_evals_metrics(shown, runs: dict[str, Path]):
+    found, record = json.loads(shown(runs['a'], form='lm-eval')), record_of(runs['a'])
+    names = {'choices', 'topics', 'lines', 'riddles'}
+    for key in ('results', 'configs', 'versions', 'n-shot', 'n-samples', 'higher_is_better', 'group_subtasks'):
+        assert found[key].keys() == names
+    metrics = {
+        CHOICES: {'acc': 'InContextLearningMultipleChoiceAccuracy', 'acc_norm': 'CharacterNormalizedMatch'},
+        LINES: {'acc': 'InContextLearningLMAccuracy'},
+        RIDDLES: {'exact_match': 'InContextLearningGenerationExactMatchAccuracy'},
+    }
+    for key, of_task in metrics.items():
+        expected: dict[str, Any] = {'alias': key.partition('/')[0]}
+        for name, ours in of_task.items():
+            measure = record['tasks'][key]['metrics'][ours]
+            expected |= {f'{name},none': measure['value'], f'{name}_stderr,none': measure['standard_error']}
+        assert found['results'][expected['alias']] == expected
+    assert found['n-shot'] == dict.fromkeys(names, 0)
+    assert found['n-samples']['choices'] == {'original': 12, 'effective': 12}
+    assert {name: config['output_type'] for name, config in found['configs'].items()} == {
+        'choices': 'multiple_choice',
+        'topics': 'multiple_choice',
+        'lines': 'loglikelihood',
+        'riddles': 'generate_until',
+    }
+    assert found['configs']['choices']['dataset_path'] == 'choices.jsonl'
+
+
+def test_lm_evals_format_has_the_model_the_date_and_names_with_shots(shown, runs: dict[str, Path], tmp_path: Path):
+    """Names have shots only where a label has several; an unknown error is 'N/A'."""
+    folder = copy_run(runs['a'], tmp_path / 'run')
+    with edited(folder) as record:
+        record['model'] = {'name': 'meta/llama', 'class': 'LlamaForCausalLM', 'num_parameters': 7}
+        record['timing'].update(started='2026-01-02T03:04:05+00:00', seconds=1.5)
+        tasks = record['tasks']
+        tasks['lines/5-shot'] = {**tasks[LINES], 'metrics': {'InContextLearningLMAccuracy': {'value': 0.25}}}
+        tasks['programs/0-shot'] = {**tasks[LINES], 'metrics': {'PassAt10': {'value': 0.5, 'standard_error': 0.1}}}
+        tasks['absent/0-shot'] = {'reason': 'no sandbox'}
+        tasks[RIDDLES].update(num_unscored=2, file_clusters={'': {'1': 30, '5': 2}})
+    found = json.loads(shown(folder, form='lm-eval'))
+    assert found['config']['model_args'] == 'pretrained=meta/llama' and found['config']['model_num_parameters'] == 7
+    assert (found['model_name'], found['model_name_sanitized']) == ('meta/llama', 'meta__llama')
+    assert datetime.fromtimestamp(found['date'], UTC) == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert found['total_evaluation_time_seconds'] == '1.5'
+    assert found['results'].keys() == {'choices', 'topics', 'lines_0-shot', 'lines_5-shot', 'riddles', 'programs'}
+    assert found['results']['lines_5-shot'] == {'alias': 'lines_5-shot', 'acc,none': 0.25, 'acc_stderr,none': 'N/A'}
+    assert (found['n-shot']['lines_0-shot'], found['n-shot']['lines_5-shot']) == (0, 5)
+    assert found['results']['programs']['pass@10,none'] == 0.5
+    assert found['n-samples']['riddles'] == {'original': 40, 'effective': len(ROWS[RIDDLES]) - 2}
+
+
+def test_lm_evals_format_is_of_the_last_evaluation_of_one_run(shown, gauntlet, training: Path, runs: dict[str, Path]):
+    found = json.loads(shown(training, form='lm-eval'))
+    assert found['results']['lines']['acc,none'] == accuracy_of(record_of(training / 'ba1000'), LINES)['value']
+    status, _, err = gauntlet('show', runs['a'], runs['b'], '--format', 'lm-eval')
+    assert status == 2 and '--format lm-eval' in err and 'found 2 (a, b)' in ' '.join(err.split())
