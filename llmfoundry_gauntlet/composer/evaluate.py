@@ -115,7 +115,9 @@ def opened(model: str | Path, **settings: Any) -> Iterator[tuple[Trainer, EvalGa
     callback.resuming = Resuming(wanted=run.resume, required=True, repair=run.repair_journal)
     dist.initialize_dist(device, timeout=run.dist_timeout)
     with open_model(**{item.name: getattr(run, item.name) for item in fields(ModelSettings)}) as source:
-        check_fit(callback, source)
+        Encoder(source.tokenizer)  # this and the next two checks raise ModelError before any weights are loaded
+        check_vocabulary(source.tokenizer, source.config)
+        longest_prompt(callback.data, source.config)
         callback.source = source
         trainer = make_trainer(
             source,
@@ -228,13 +230,6 @@ def check_fsdp(fsdp_config: Mapping[str, Any] | None, device: str) -> None:
         raise ConfigError([f"fsdp_config: unknown key '{key}'{suggestion(str(key), allowed)}" for key in unknown])
     if device == 'cpu':
         raise ConfigError('fsdp_config: Composer shards models over GPUs only; leave it out, or give device gpu')
-
-
-def check_fit(callback: EvalGauntlet, source: ModelSource) -> None:
-    """Raise ModelError if the tokenizer or a length does not match the model, before any weights are loaded."""
-    Encoder(source.tokenizer)
-    check_vocabulary(source.tokenizer, source.config)
-    longest_prompt(callback.data, source.config)
 
 
 def check_precision(precision: str, device: str) -> None:

@@ -43,9 +43,6 @@ GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'
 TOKENIZER, TOKENIZER_CONFIG = 'tokenizer.json', 'tokenizer_config.json'
 OF_TOKENIZER = ('tokenizer', 'vocab', 'spiece', 'sentencepiece', 'merges')  # prefixes of its file names
 TOKENIZER_SUFFIXES = ('.model', '.tiktoken')
-GIVE_BOTH = 'give them with --model-config and --tokenizer'
-
-
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
 
 
@@ -277,7 +274,9 @@ def open_checkpoint(path: Path, checkpoint: CheckpointContent, settings: ModelSe
 def stored_config(path: Path, stored: Mapping[str, Any] | None) -> PretrainedConfig:
     """Return the model configuration stored in a Composer checkpoint. Raise ModelError."""
     if stored is None:
-        raise ModelError(f'{path}: has no Hugging Face configuration and tokenizer; {GIVE_BOTH}')
+        raise ModelError(
+            f'{path}: has no Hugging Face configuration and tokenizer; give them with --model-config and --tokenizer'
+        )
     try:
         content = dict(stored['model']['config']['content'])
         return AutoConfig.for_model(content.pop('model_type'), **content)

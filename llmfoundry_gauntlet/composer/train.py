@@ -35,7 +35,7 @@ from llmfoundry_gauntlet.composer.evaluate import check_fsdp, check_precision, d
 from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_loggers
 from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, mark_blocks_for_fsdp
 from llmfoundry_gauntlet.composer.text_data import build_dataloader
-from llmfoundry_gauntlet.config.training import ModelConfig, SchedulerConfig, TrainConfig, read_config
+from llmfoundry_gauntlet.config.training import ModelConfig, TrainConfig, read_config
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.results.report.printing import print_runs
 
@@ -93,14 +93,6 @@ def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**defaults, **(config.config or {})}))
 
 
-def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
-    """Build the scheduler with the values given in the file."""
-    values = {'t_warmup': config.t_warmup, 'alpha_f': config.alpha_f, 'decay_share': config.decay_share}
-    given = {name: value for name, value in values.items() if value is not None}
-    scheduler: ComposerScheduler = build_each('scheduler', SCHEDULERS, {config.name: given})[0]
-    return scheduler
-
-
 def rows_per_rank(config: TrainConfig) -> int:
     """Return the number of rows per rank and batch. Raise ConfigError if the batch size is no multiple of the ranks."""
     rows, rest = divmod(config.global_train_batch_size, dist.get_world_size())
@@ -122,6 +114,8 @@ def build_trainer(config: TrainConfig) -> Trainer:
         mark_blocks_for_fsdp(model)
         if config.fsdp_config.get('activation_checkpointing'):
             model.config.use_cache = False  # a recomputed block would append its keys to the cache twice
+    names = ('t_warmup', 'alpha_f', 'decay_share')
+    of_scheduler = {name: value for name in names if (value := getattr(config.scheduler, name)) is not None}
     return Trainer(
         model=composer_model(model, tokenizer),
         train_dataloader=build_dataloader(
@@ -138,7 +132,7 @@ def build_trainer(config: TrainConfig) -> Trainer:
             eps=config.optimizer.eps,
             weight_decay=config.optimizer.weight_decay,
         ),
-        schedulers=build_scheduler(config.scheduler),
+        schedulers=build_each('scheduler', SCHEDULERS, {config.scheduler.name: of_scheduler}),
         algorithms=build_each('algorithms', ALGORITHMS, config.algorithms),
         callbacks=callbacks,
         loggers=build_loggers(config.loggers),
