@@ -222,20 +222,6 @@ def test_missing_duplicate_and_unknown_variants_are_named(rows: Path, tmp_path: 
         assert problem.startswith(start) and fact in problem
 
 
-def test_answers_of_the_wrong_kind_are_named(rows: Path):
-    answers = answers_to(exported(rows, *ENTRIES))
-    for answer in answers:
-        if answer['variant'] == 'prompt:0':
-            answer.pop('text', None)
-            answer['logprobs'] = [-1.0, -1.0, -1.0]
-    problems = problems_of(data_of(*ENTRIES, data_root=rows), write_answers(rows, answers))
-    assert [problem.split(': ')[1] for problem in problems] == [
-        'score_mmlu_pro/0-shot, row 0, prompt:0',
-        'score_agieval/0-shot, sat-en, row 0, prompt:0',
-        'score_math/0-shot, algebra, row 0, prompt:0',
-    ]
-
-
 def test_allow_missing_scores_the_other_items(rows: Path, tmp_path: Path, capsys):
     answers = answers_to(exported(rows, *ENTRIES))
     few = [one for one in answers if one['variant'] not in ('option_order:C', 'non_greedy:2') or one['file']]

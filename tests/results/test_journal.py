@@ -68,12 +68,6 @@ def test_closing_waits_for_a_writing_thread(tmp_path, monkeypatch):
     assert kept(tmp_path) == ({0}, set())
 
 
-def test_a_journal_without_items_has_an_identity(tmp_path):
-    write(tmp_path)
-    found = read_journal(tmp_path)
-    assert (found.identity, found.results, found.suspects) == (IDENTITY, {}, {})
-
-
 def test_items_and_suspects_of_all_ranks_and_attempts_are_found(tmp_path):
     spoilt = item(0, logprobs=(math.nan, math.nan))  # a suspect that is then run again is both
     write(tmp_path, [item(1)], suspects=[spoilt, item(2)])
@@ -105,14 +99,6 @@ def test_items_are_readable_once_added(tmp_path):
             assert kept(tmp_path) == ({*range(2 * row + 2)}, set())  # as after a kill
         journal.add([])
         assert len(lines_of(journal.path)) == 11
-
-
-def test_nothing_is_added_after_closing(tmp_path):
-    journal = Journal(tmp_path, IDENTITY, attempt=0, rank=0)
-    journal.close()
-    journal.add([item(0)])
-    journal.close()
-    assert kept(tmp_path) == (set(), set())
 
 
 def test_concurrent_threads_write_whole_lines(tmp_path):
@@ -150,9 +136,8 @@ def test_items_are_read_back_exactly(tmp_path_factory, placed, identity):
         assert {key: sample_line(one) for key, one in read.items()} == {k: sample_line(v) for k, v in expected.items()}
 
 
-@pytest.mark.parametrize(
-    'text',
-    [
+def test_any_text_is_read_back(tmp_path):
+    texts = [
         'two\nlines\r\nand\rmore\n',
         'NUL \0 and \x0b \x0c \x1c \x1d \x1e \x1f',
         'next line \x85, line \u2028 and paragraph \u2029',
@@ -161,28 +146,14 @@ def test_items_are_read_back_exactly(tmp_path_factory, placed, identity):
         '12 0123456789abcdef {"task": "t"}\n',
         '\\u2028 \\n "quoted" \\',
         '',
-    ],
-)
-def test_any_text_is_read_back(tmp_path, text: str):
+    ]
     results = [
-        item(0, text=text, answer=text, facts={text: text}),
-        replace(item(1), key=ItemKey('t', 1, file=text, variant=text), reason=text, gold=text, category=text),
+        replace(item(0, text=text, answer=text, facts={text: text}), key=ItemKey('t', row, file=text), gold=text)
+        for row, text in enumerate(texts)
     ]
     path = write(tmp_path, results)
-    assert len(path.read_bytes().splitlines()) == 3
+    assert path.read_bytes().count(b'\n') == len(path.read_bytes().splitlines()) == 1 + len(texts)
     assert read_journal(tmp_path).results == {result.key: result for result in results}
-
-
-def test_non_finite_log_probabilities_are_read_as_nan(tmp_path):
-    result = item(0, logprobs=(math.nan, -math.inf, math.inf, -2.5), logprobs_alone=(-1.0, math.nan))
-    path = write(tmp_path, suspects=[result])
-    assert not {b'NaN', b'Infinity'} & {*path.read_bytes().replace(b',', b' ').replace(b'[', b' ').split()}
-    (read,) = read_journal(tmp_path).suspects.values()
-    assert list(map(math.isnan, read.logprobs)) == [True, True, True, False]
-    assert read.logprobs[3] == -2.5
-    assert read.logprobs_alone[0] == -1
-    assert math.isnan(read.logprobs_alone[1])
-    assert sample_line(read) == sample_line(result)  # so that the records are the same
 
 
 def content_of(lines: bytes) -> bytes | None:
@@ -220,10 +191,7 @@ def test_partial_and_changed_lines_are_detected(content: str, data):
 )
 def test_invalid_lines_have_no_content(line: bytes):
     assert content_of(line) is None
-
-
-def test_empty_content_is_a_line():
-    assert content_of(b'0 e3b0c44298fc1c14 \n') == b''
+    assert content_of(b'0 e3b0c44298fc1c14 \n') == b''  # an empty one, which is valid
 
 
 @pytest.mark.parametrize('repair', [False, True])
