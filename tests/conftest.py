@@ -78,7 +78,6 @@ SLOW = [
     'test_invariance',
     'test_ls',
     'test_packaging',
-    'test_precision_real',
     'test_same_text',
     'test_score',
     'test_score_elsewhere',
