@@ -55,7 +55,6 @@ SLOW = [
     'integration/test_watchers',
     'metrics/test_consistency',
     'metrics/test_errors_cover',
-    'metrics/test_file_errors_cover',
     'results/report/test_browser',
     'results/report/test_comparison',
     'results/report/test_page',

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from clustered_items import METRIC, item, named, score_of, usual_error
 
+from llmfoundry_gauntlet.data.examples import in_turns
 from llmfoundry_gauntlet.metrics.comparison import difference, spread_of_file
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
 from llmfoundry_gauntlet.metrics.statistics import (
+    interval,
     mean_over_clusters,
     variance_shares,
     weighted_sum,
 )
-from llmfoundry_gauntlet.types import Measure
+from llmfoundry_gauntlet.types import Example, Measure
 
 
 def file_error(measure: Measure) -> float | None:
@@ -147,3 +150,62 @@ def test_variance_shares_of_categories_are_those_of_their_task():
     shares = variance_shares(weighted_sum([score, other], [0.5, 0.5]))
     assert [*shares] == ['b/0-shot', 'a/0-shot'] and sum(shares.values()) == pytest.approx(1)
     assert variance_shares(Measure(value=0.5)) == variance_shares(credits_of('c/0-shot', [1, 1])) == {}
+
+
+# Simulation, with the cluster sizes of real files.
+
+FILES = {  # the number of clusters of each size
+    'winograd': {1: 10, 2: 123, 3: 1, 4: 2, 6: 1},
+    'lsat_rc': {1: 1, 5: 6, 6: 11, 7: 13, 8: 10},
+    'conlang': {20: 6, 21: 1, 23: 1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ('file', 'num_items', 'correlation'),
+    [
+        ('winograd', 200, 0.0),
+        ('winograd', 200, 0.3),
+        ('winograd', 137, 0.0),
+        ('lsat_rc', 41, 0.0),
+        ('lsat_rc', 150, 0.2),
+        ('lsat_rc', 250, 0.5),
+        ('conlang', 100, 0.2),
+    ],
+)
+@pytest.mark.parametrize('is_difference', [False, True])
+def test_coverage_of_the_full_score(file: str, num_items: int, correlation: float, is_difference: bool):
+    """Outcomes are fixed by a model; which items are taken is chance. The error for other items covers too often."""
+    random = np.random.default_rng(num_items)
+    sizes = np.repeat([*FILES[file]], [*FILES[file].values()])
+    clusters = np.repeat(np.arange(len(sizes), dtype=np.uint64), sizes)
+    orders = []
+    for _ in range(20):  # clusters with other names are taken in another order
+        names = random.permutation(len(sizes))[clusters]
+        rows = [Example(row=row, content=None, cluster=f'{name:016x}') for row, name in enumerate(names)]
+        orders.append(in_turns(rows)[:num_items])
+    covered, of_others, draws = 0, 0, 800
+    for draw in range(draws):
+        chosen = orders[draw % len(orders)]
+        runs, truths = [], []
+        for _ in range(1 + is_difference):
+            common = np.repeat(random.normal(size=len(sizes)), sizes)
+            own = random.normal(size=len(clusters))
+            rights = (math.sqrt(correlation) * common + math.sqrt(1 - correlation) * own < 0.3).astype(float)
+            truths.append(rights.mean())
+            runs.append(mean_over_clusters(rights[chosen].tolist(), clusters[chosen], is_share=True, file_sizes=sizes))
+        if is_difference:
+            truth, wide = truths[1] - truths[0], weighted_sum(runs[::-1], [1.0, -1.0])
+            found = difference(*runs, num_items)
+            assert found.is_of_file
+            narrow = found.difference
+        else:
+            (truth,), (wide,) = truths, runs
+            narrow = replace(wide, spread=spread_of_file(wide.spread))
+        for one, is_narrow in ((narrow, True), (wide, False)):
+            low, high = interval(one)
+            covered += is_narrow and low <= truth <= high
+            of_others += not is_narrow and low <= truth <= high
+    assert 0.93 <= covered / draws <= 0.972
+    assert num_items < 100 or of_others / draws > 0.98

@@ -49,19 +49,6 @@ def test_long_keys_that_differ_at_their_end_stay_different():
     assert all(re.fullmatch(r'metrics/t/0-shot/x{220}_[0-9a-f]{12}', key) for key in found.values())
 
 
-@given(strategies.lists(NAMES, unique=True, max_size=6))
-@example(['a:b', 'a_b'])
-def test_colliding_names_are_an_error(names):
-    keys = [f'metrics/t/0-shot/{name}/x' for name in names]
-    try:
-        found = valid_keys(keys)
-    except ConfigError as error:
-        assert len({valid_key(key) for key in keys}) < len(keys)
-        assert len(error.problems) == len(keys) - len({valid_key(key) for key in keys})
-    else:
-        assert len(set(found.values())) == len(keys)
-
-
 def test_colliding_categories_and_composites_are_named():
     with pytest.raises(ConfigError) as caught:
         check_names({'t/0-shot': ['a:b', 'plain', 'a_b'], 'u/0-shot': ['a_b']}, ['world', 'my:own', 'my_own'])
