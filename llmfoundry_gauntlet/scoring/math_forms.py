@@ -25,17 +25,14 @@ CHARACTERS = str.maketrans(
     }
 )
 COMMANDS = {
-    **dict.fromkeys(('dfrac', 'tfrac', 'cfrac'), 'frac'),
-    **dict.fromkeys(('dbinom', 'tbinom'), 'binom'),
-    **dict.fromkeys(('leq', 'leqslant', 'leqq'), 'le'),
-    **dict.fromkeys(('geq', 'geqslant', 'geqq'), 'ge'),
-    **dict.fromkeys(('neq', 'not='), 'ne'),
-    **dict.fromkeys(('textdegree', 'degrees'), 'degree'),
-    **{'varnothing': 'emptyset', 'ast': 'cdot', 'dots': 'ldots', 'cdots': 'ldots'},
-}
-SYMBOLS = {
-    **{'lbrace': r'\{', 'rbrace': r'\}', 'lbrack': '[', 'rbrack': ']', 'langle': '(', 'rangle': ')'},
-    **{'lt': '<', 'gt': '>', 'quad': ' ', 'qquad': ' ', 'displaystyle': ' ', 'textstyle': ' '},
+    **dict.fromkeys((r'\dfrac', r'\tfrac', r'\cfrac'), r'\frac'),
+    **dict.fromkeys((r'\dbinom', r'\tbinom'), r'\binom'),
+    **dict.fromkeys((r'\leq', r'\leqslant', r'\leqq'), r'\le'),
+    **dict.fromkeys((r'\geq', r'\geqslant', r'\geqq'), r'\ge'),
+    **dict.fromkeys((r'\textdegree', r'\degrees'), r'\degree'),
+    **{r'\neq': r'\ne', r'\varnothing': r'\emptyset', r'\ast': r'\cdot', r'\dots': r'\ldots', r'\cdots': r'\ldots'},
+    **{r'\lbrace': r'\{', r'\rbrace': r'\}', r'\lbrack': '[', r'\rbrack': ']', r'\langle': '(', r'\rangle': ')'},
+    **{r'\lt': '<', r'\gt': '>', **dict.fromkeys((r'\quad', r'\qquad', r'\displaystyle', r'\textstyle'), ' ')},
 }
 SIZES = re.compile(r'\\(?:(?:left|right)(?![A-Za-z])\.?|[bB]igg?[lrm]?(?![A-Za-z]))')
 THOUSANDS = re.compile(r'(?<=\d)\s*(?:\{,\}|,\s*\\!|\\,|\\!)\s*(?=\d{3}(?!\d))')
@@ -46,7 +43,7 @@ TEXTS = re.compile(
 )
 FUNCTIONS = ('sin', 'cos', 'tan', 'cot', 'sec', 'csc', 'log', 'ln', 'exp', 'arcsin', 'arccos', 'arctan', 'gcd', 'lcm')
 DEGREES = re.compile(r'\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\}|\\degree)')
-CONJUNCTION = re.compile(r'\s*(?:[,;]|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*')
+CONJUNCTION = re.compile(r'\s*(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])\s*')
 PERCENT = re.compile(r'\\%|(?<![A-Za-z\\])per ?cent(?![A-Za-z])')
 TEXT_COMMAND = re.compile(r'\\(?:text(?:rm|normal|bf|it|sf|up)?|mbox|hbox|mathrm)\s*(?=\{)')
 BEGINS_A_PART = ('', *'=,;([{&')  # characters before a text that is not a unit
@@ -120,12 +117,11 @@ def one_spelling(text: str) -> str:
     text = THOUSANDS.sub('', SIZES.sub('', text))
     text = with_mathematics_bare(text)
     text = SPACES.sub(lambda found: found[1] or ' ', text)
-    text = re.sub(r'\\([A-Za-z]+)', one_command, text)
+    text = re.sub(r'\\[A-Za-z]+', lambda found: COMMANDS.get(found[0], found[0]), text)
     text = DEGREES.sub(r'\\degree ', STYLES.sub(r'\1', text))
     text = PERCENT.sub('%', TEXTS.sub(one_text, text))
-    text = CONJUNCTION.sub(outside_braces, text) if 'and' in text or 'or' in text else text
-    text = re.sub(r'(?:,\s*)+,', ',', text)
-    return FACTOR_ONE.sub('', unwrapped(with_braces(' '.join(text.split()))))
+    text = ' '.join(CONJUNCTION.sub(',', text).split())
+    return FACTOR_ONE.sub('', unwrapped(with_braces(text)))
 
 
 def with_mathematics_bare(text: str) -> str:
@@ -152,12 +148,6 @@ def is_mathematics(content: str) -> bool:
     return bool(MATH_SIGNS.search(content)) and not re.search(r'[A-Za-z]{2}', NOT_WORDS.sub(' ', content))
 
 
-def one_command(found: re.Match[str]) -> str:
-    """Return the canonical name of a command, or the character that it represents."""
-    name = found[1]
-    return SYMBOLS.get(name) or '\\' + COMMANDS.get(name, name)
-
-
 def one_text(found: re.Match[str]) -> str:
     """Return a text as \\text{...} without inner braces: several for a list; functions and a lone e or i bare."""
     content = found[1].replace('{', '').replace('}', '')
@@ -165,15 +155,8 @@ def one_text(found: re.Match[str]) -> str:
         return f'\\{content.strip()} '
     if content in ('e', 'i') and '\\mathrm' in found[0]:
         return content
-    if re.fullmatch(r'\s*(?:%|per ?cent)\s*', content):
-        return '%'
-    pieces = CONJUNCTION.split(content)
+    pieces = re.split(r'\s*[,;]\s*', CONJUNCTION.sub(',', content))
     return ','.join(f'\\text{{{piece.strip()}}}' if piece.strip() else ' ' for piece in pieces)
-
-
-def outside_braces(found: re.Match[str]) -> str:
-    """Return a comma for 'and' and 'or'; a comma or semicolon is kept."""
-    return found[0] if found[0].strip() in (',', ';') else ','
 
 
 def with_braces(text: str) -> str:
@@ -243,7 +226,7 @@ def unwrapped(text: str) -> str:
 
 
 def split_outside(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """Split a text at the matches of a pattern outside brackets; return the pieces and the matches."""
+    """Split a text at the matches of a pattern outside brackets, unless too many; return the pieces and the matches."""
     pieces, marks, place, skip_to = [], [], 0, 0
     for found in re.compile(rf'(?P<open>\\?\{{|[(\[]|\\begin(?![A-Za-z]))|(?P<mark>{pattern.pattern})|\\.').finditer(
         text
@@ -257,7 +240,7 @@ def split_outside(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[
             pieces.append(text[place : found.start()])
             marks.append(found['mark'])
             place = found.end()
-    return [*pieces, text[place:]], marks
+    return ([*pieces, text[place:]], marks) if len(pieces) < MAX_PARTS else ([text], [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,12 +282,8 @@ def form_of(text: str, depth: int) -> Form:
         return Form(kind=EXPRESSION, text=text)
     for pattern in (COMMA, RELATIONS):
         pieces, marks = split_outside(text, pattern)
-        if len(pieces) > MAX_PARTS:
-            return Form(kind=EXPRESSION, text=text)
-        if len(pieces) > 1:
-            if pattern is RELATIONS:
-                return relation(text, pieces, marks, depth)
-            return list_of(text, pieces, depth)
+        if marks:
+            return list_of(text, pieces, depth) if pattern is COMMA else relation(text, pieces, marks, depth)
     for reading in (in_brackets, in_matrix, in_words, in_base, as_ratio):
         if form := reading(text, depth):
             return form
@@ -314,7 +293,9 @@ def form_of(text: str, depth: int) -> Form:
     core, unit = without_unit(text)
     if unit and unit != '%' and (form := in_brackets(core, depth) or in_matrix(core, depth)) and not form.unit:
         return replace(form, unit=unit)
-    return quantity(text, text)
+    core = re.sub(r'\A\+\s*', '', unwrapped(core))
+    value = number_of(core)
+    return Form(kind=EXPRESSION if value is None else NUMBER, text=core or text, value=value, unit=unit)
 
 
 def list_of(text: str, pieces: list[str], depth: int, kind: str = LIST) -> Form:
@@ -326,8 +307,6 @@ def list_of(text: str, pieces: list[str], depth: int, kind: str = LIST) -> Form:
             parts += part.parts if part.kind == LIST and not part.label else [part]
     if kind == LIST and parts and parts[0].label and not any(part.label for part in parts[1:]):
         parts[0] = replace(parts[0], label='')
-    if kind == LIST and len(parts) == 1:
-        return parts[0]
     return Form(kind=kind, text=text, parts=tuple(parts))
 
 
@@ -385,8 +364,6 @@ def in_brackets(text: str, depth: int) -> Form | None:
         return None
     within = text[len(opening[0]) : end - 1 if is_set else end]
     pieces, _ = split_outside(within, COMMA)
-    if len(pieces) > MAX_PARTS:
-        return Form(kind=EXPRESSION, text=text)
     if is_set:
         return list_of(text, pieces, depth, kind=SET)
     ends = text[0] + text[end]
@@ -402,8 +379,8 @@ def in_matrix(text: str, depth: int) -> Form | None:
         return None
     rows = [row for row in split_outside(found['rows'], ROWS)[0] if row.strip()]
     parts = []
-    for row in rows[:MAX_PARTS]:
-        cells = split_outside(row, CELLS)[0][:MAX_PARTS]
+    for row in rows:
+        cells = split_outside(row, CELLS)[0]
         parts.append(Form(kind=TUPLE, text=row, ends='&', parts=tuple(form_of(cell, depth + 1) for cell in cells)))
     return Form(kind=MATRIX, text=text, parts=tuple(parts))
 
@@ -426,8 +403,6 @@ def in_base(text: str, _: int) -> Form | None:
         return None
     base = next(name for name in found.groups()[2:] if name)
     base = BASES.get(base, base)
-    if not base.isdecimal() or (not found[2][0].isdecimal() and len(found[2]) < 2):
-        return None
     digits = found[2].upper().lstrip('0') or '0'
     return Form(kind=BASED, text=found[1].strip('+') + digits, ends=base)
 
@@ -438,14 +413,6 @@ def as_ratio(text: str, depth: int) -> Form | None:
     if not 1 < len(pieces) < 5:
         return None
     return Form(kind=TUPLE, text=text, ends='::', parts=tuple(form_of(piece, depth + 1) for piece in pieces))
-
-
-def quantity(text: str, core: str) -> Form:
-    """Return a number or an expression, without its unit."""
-    core, unit = without_unit(core)
-    core = re.sub(r'\A\+\s*', '', unwrapped(core))
-    value = number_of(core)
-    return Form(kind=EXPRESSION if value is None else NUMBER, text=core or text, value=value, unit=unit)
 
 
 def without_unit(text: str) -> tuple[str, str]:
@@ -483,29 +450,23 @@ def unit_of(name: str, power: str | None) -> str:
     power = next((POWERS[word] for word in words if word in POWERS), power)
     words = [word for word in words if word not in POWERS]
     known = unit_called(' '.join(words))
-    if known == ' '.join(words):
-        known = ' '.join(
-            UNITS.get(word) or UNITS.get(word.removesuffix('s')) or word.removesuffix('s') for word in words
-        )
     return f'{known}^{power}' if power else known
 
 
 def number_of(text: str) -> Fraction | None:
     """Return the value of an integer, a decimal, a fraction or a mixed number."""
-    if found := DECIMAL.fullmatch(text):
-        return signed(found[1], Fraction(found[2]))
-    if found := QUOTIENT.fullmatch(text):
-        above, below = Fraction(found[2] or found[4]), Fraction(found[3] or found[5])
-        return signed(found[1], above / below) if below else None
-    if found := MIXED.fullmatch(text):
-        numerator, denominator = int(found[3] or found[5]), int(found[4] or found[6])
-        return signed(found[1], int(found[2]) + Fraction(numerator, denominator)) if denominator else None
-    return None
-
-
-def signed(sign: str, value: Fraction) -> Fraction:
-    """Return a value with its sign."""
-    return -value if sign == '-' else value
+    try:
+        if found := DECIMAL.fullmatch(text):
+            value = Fraction(found[2])
+        elif found := QUOTIENT.fullmatch(text):
+            value = Fraction(found[2] or found[4]) / Fraction(found[3] or found[5])
+        elif found := MIXED.fullmatch(text):
+            value = int(found[2]) + Fraction(int(found[3] or found[5]), int(found[4] or found[6]))
+        else:
+            return None
+    except ZeroDivisionError:
+        return None
+    return -value if found[1] == '-' else value
 
 
 def answers_equal(algebra: Algebra, first: str, second: str) -> bool:
@@ -545,8 +506,7 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
 
 def in_order(algebra: Algebra, ones: Sequence[Form], others: Sequence[Form]) -> bool:
     """Return whether corresponding parts are equal."""
-    pairs = list(zip(ones, others, strict=False))
-    return len(ones) == len(others) and all(same(algebra, one, other) for one, other in pairs)
+    return len(ones) == len(others) and all(same(algebra, *pair) for pair in zip(ones, others, strict=True))
 
 
 def lists_equal(algebra: Algebra, one: Form, other: Form) -> bool:

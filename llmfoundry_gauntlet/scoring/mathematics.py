@@ -23,8 +23,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from llmfoundry_gauntlet.errors import GauntletError
 from llmfoundry_gauntlet.scoring.math_forms import NUMBER, answers_equal, forms_of
@@ -48,7 +47,6 @@ __all__ = [
     'boxed',
     'gold_of',
     'reference_answer_of',
-    'reference_equal',
     'reference_gold_of',
 ]
 
@@ -310,14 +308,6 @@ class Comparer:
     def _new_threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._limits.processes, thread_name_prefix='mathematics')
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Stop all workers and their comparisons; a later comparison starts new workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -396,12 +386,7 @@ class Comparer:
         raise AssertionError
 
 
-def reference_equal(a: str | None, b: str | None) -> bool:
-    """Return the reference's `math_equal(a, b)`, with a comparer that lives as long as this process."""
-    return shared_comparer().equal_reference(a, b)
-
-
 @cache
 def shared_comparer() -> Comparer:
-    """Return the comparer of `reference_equal`."""
+    """Return a comparer that lives as long as this process."""
     return Comparer()

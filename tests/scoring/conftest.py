@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from paths import SHARED_DATA
@@ -13,7 +14,7 @@ from llmfoundry_gauntlet.scoring.mathematics import Comparer
 
 @pytest.fixture(scope='module')
 def comparer() -> Iterator[Comparer]:
-    with Comparer() as comparer:
+    with closing(Comparer()) as comparer:
         yield comparer
 
 

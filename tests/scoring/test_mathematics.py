@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -186,13 +187,13 @@ def test_unequal_answers_are_not_equal(comparer: Comparer):
 
 
 def test_batches_of_comparisons_equal_single_ones(comparer: Comparer):
-    with Comparer() as another:
+    with closing(Comparer()) as another:
         outcomes = another.equal_many((*EQUAL, *UNEQUAL))
     assert outcomes == [comparer.equal(*pair) for pair in (*EQUAL, *UNEQUAL)]
 
 
 def test_numbers_and_words_need_no_worker():
-    with Comparer() as comparer:
+    with closing(Comparer()) as comparer:
         assert comparer.equal(r'\frac{3}{4}', '0.75')
         assert not comparer.equal('3', '4')
         assert comparer.equal(r'\text{Friday}', 'Friday')

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ QUICK = Limits(seconds=1, reference_seconds=2, step_seconds=0.5, processes=1)
 
 @pytest.fixture
 def comparer() -> Iterator[Comparer]:
-    with Comparer(QUICK) as comparer:
+    with closing(Comparer(QUICK)) as comparer:
         comparer.equal('x+1', '1+x')
         yield comparer
 
@@ -82,13 +83,13 @@ def test_a_comparison_that_hangs_does_not_slow_later_ones(comparer: Comparer):
 
 def test_results_do_not_depend_on_earlier_comparisons():
     pairs = [('x(x+1)', 'x^2+x'), (BOMBS[0], 'x'), (r'\sin 2x', r'2\sin x\cos x'), (BOMBS[1], '5'), ('x', 'y')]
-    with Comparer(QUICK) as one, Comparer(QUICK) as other:
+    with closing(Comparer(QUICK)) as one, closing(Comparer(QUICK)) as other:
         forwards, backwards = one.equal_many(pairs), [other.equal(*pair) for pair in reversed(pairs)]
     assert forwards == backwards[::-1] == [True, False, True, False, False]
 
 
 def test_wall_time_is_limited():
-    with Comparer(Limits(seconds=60, wall_seconds=1)) as comparer:
+    with closing(Comparer(Limits(seconds=60, wall_seconds=1))) as comparer:
         comparer.equal('x+1', '1+x')
         begin = time.monotonic()
         assert not comparer.equal(BOMBS[0], 'x+1')
@@ -99,8 +100,9 @@ def test_memory_is_limited():
     program = (
         'import resource\n'
         'from llmfoundry_gauntlet.scoring.mathematics import Comparer\n'
-        'with Comparer() as comparer:\n'
-        '    print(comparer.equal_reference(\'len("a" * (6 * 10**9))\', "5"))\n'
+        'comparer = Comparer()\n'
+        'print(comparer.equal_reference(\'len("a" * (6 * 10**9))\', "5"))\n'
+        'comparer.close()\n'
         'print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)\n'
     )
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
@@ -228,7 +230,8 @@ def test_the_reference_parser_runs_no_python_of_a_generation(comparer: Comparer,
 def test_missing_math_verify_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / 'math_verify.py').write_text('raise ImportError("no math_verify here")')
     monkeypatch.syspath_prepend(tmp_path)
-    with Comparer() as comparer, pytest.raises(ComparisonError, match='needs math-verify and sympy: no math_verify'):
+    missing = pytest.raises(ComparisonError, match='needs math-verify and sympy: no math_verify')
+    with closing(Comparer()) as comparer, missing:
         comparer.equal('x+1', '1+x')
 
 

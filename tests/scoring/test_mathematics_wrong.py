@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from fractions import Fraction
 
 import pytest
@@ -218,7 +219,7 @@ def wrong_answers(golds: list[str], number: int, seed: int) -> Iterator[tuple[st
 
 
 def assert_none_accepted(cases: list[tuple[str, str, str]]) -> None:
-    with Comparer() as comparer:
+    with closing(Comparer()) as comparer:
         outcomes = comparer.equal_many([(answer, gold) for _, gold, answer in cases])
         others = comparer.equal_many([(gold, answer) for _, gold, answer in cases])
     assert outcomes == others
