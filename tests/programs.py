@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON, Program, make_program
+from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON, Program, make_program, missing_tool
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, SandboxError, find_sandbox
 
 PROMPTS = {
@@ -29,7 +29,8 @@ SECRET = 'the-word-9157'  # what a program must return, and cannot know
 
 
 def problem(language: str, secret: str = SECRET) -> Program:
-    """Return a problem whose right answer is a word that only the test has."""
+    """Return a problem whose right answer only the test has; skip the test if its language cannot run here."""
+    need(language)
     return make_program(
         language=language,
         prompt=PROMPTS[language],
@@ -65,8 +66,7 @@ def can_run_all() -> bool:
     return can_confine() and all(map(shutil.which, ('g++', 'node')))
 
 
-def need(*tools: str) -> None:
-    """Skip the test if a tool is missing."""
-    for tool in tools:
-        if shutil.which(tool) is None:
-            pytest.skip(f'{tool} is not installed')
+def need(language: str) -> None:
+    """Skip the test if programs of a language cannot run here."""
+    if reason := missing_tool(language):
+        pytest.skip(reason)

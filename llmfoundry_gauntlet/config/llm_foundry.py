@@ -305,8 +305,7 @@ def joined(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, note
     """Return the merged settings; a key with different values in both is a problem."""
     own = {key: value for key, value in own.items() if value is not None or key not in settings}
     for key in settings.keys() & own.keys():
-        mine, theirs = (as_set(value) if key == 'interval' else value for value in (own[key], settings[key]))
-        if mine != theirs:
+        if own[key] != settings[key]:
             notes.add(
                 f'{where}{key}',
                 f"is {short(own[key])}, but llm-foundry's keys make it {short(settings[key])}; leave one of them out",
@@ -390,11 +389,6 @@ def check_kind(name: Any, path: str, notes: Notes) -> bool:
     else:
         notes.add(f'{path}.name', f'there is no kind of model {name!r}{suggestion(str(name), [KIND, *OTHER_KINDS])}')
     return False
-
-
-def as_set(value: Any) -> set[str]:
-    """Return a list's entries, or a single value, as a set of texts."""
-    return {str(entry) for entry in (value if isinstance(value, (list, tuple)) else [value])}
 
 
 def short(value: Any) -> str:

@@ -62,8 +62,37 @@ class ScoreSpec:
     def __post_init__(self) -> None:
         if not LABEL_PATTERN.fullmatch(self.dataset):
             raise ValueError(f'dataset: is {self.dataset!r}; allowed: {", ".join(DATASETS)}, or the label of a task')
-        check_choices(self)
-        check_numbers(self)
+        words = {'answers': (GENERATE, LIKELIHOOD), 'answer_extraction': (TOLERANT, REFERENCE)}
+        for name, allowed in words.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f'{name}: is {getattr(self, name)!r}; allowed: {", ".join(allowed)}')
+        if self.chat_template != AUTO and not isinstance(self.chat_template, bool):
+            raise ValueError(f'chat_template: is {self.chat_template!r}; allowed: auto, true, false')
+        if self.is_math and self.answers == LIKELIHOOD:
+            raise ValueError('answers: likelihood needs options to choose from, and math has none; allowed: generate')
+        for name in self.perturbations or ():
+            if name not in PERTURBATIONS and name not in installed(PERTURBATIONS_GROUP):
+                known = ', '.join((*PERTURBATIONS, *installed(PERTURBATIONS_GROUP)))
+                raise ValueError(f'perturbations: {name!r} is unknown; allowed: {known}')
+        for name in ('perturbations', 'subsets', 'seeds'):
+            values = getattr(self, name)
+            if values is not None and (not values or len(set(values)) < len(values)):
+                raise ValueError(f'{name}: is {list(values)}; allowed: at least one value, without duplicates')
+        if not self.applied:
+            reasons = '; '.join(f'{name}: {reason}' for name, reason in self.does_not_apply.items())
+            raise ValueError(f'perturbations: nothing is left to run ({reasons})')
+        if self.subsets is not None and self.dataset not in (AGIEVAL, MATH):
+            raise ValueError(f'subsets: {self.dataset} has none; allowed with {AGIEVAL} and {MATH}')
+        if self.fix_table is not None and not self.is_math:
+            raise ValueError(f'fix_table: has no meaning in {self.dataset}; it belongs to {MATH}')
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f'temperature: is {self.temperature:g}; allowed: a number above 0')
+        if min(self.seeds) < 0:
+            raise ValueError(f'seeds: is {list(self.seeds)}; allowed: 0 or more')
+        for name in ('max_new_tokens', 'subset_items'):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f'{name}: is {value}; allowed: 1 or more')
 
     @property
     def is_math(self) -> bool:
@@ -95,45 +124,6 @@ def in_order(perturbations: Collection[str]) -> tuple[str, ...]:
     """Return the paper's perturbations in its order, then the others."""
     others = [name for name in perturbations if name not in PERTURBATIONS]
     return (*(name for name in PERTURBATIONS if name in perturbations), *others)
-
-
-def check_choices(spec: ScoreSpec) -> None:
-    """Raise ValueError for a value that is not allowed."""
-    words = {'answers': (GENERATE, LIKELIHOOD), 'answer_extraction': (TOLERANT, REFERENCE)}
-    for name, allowed in words.items():
-        if getattr(spec, name) not in allowed:
-            raise ValueError(f'{name}: is {getattr(spec, name)!r}; allowed: {", ".join(allowed)}')
-    if spec.chat_template != AUTO and not isinstance(spec.chat_template, bool):
-        raise ValueError(f'chat_template: is {spec.chat_template!r}; allowed: auto, true, false')
-    if spec.is_math and spec.answers == LIKELIHOOD:
-        raise ValueError('answers: likelihood needs options to choose from, and math has none; allowed: generate')
-    for name in spec.perturbations or ():
-        if name not in PERTURBATIONS and name not in installed(PERTURBATIONS_GROUP):
-            known = ', '.join((*PERTURBATIONS, *installed(PERTURBATIONS_GROUP)))
-            raise ValueError(f'perturbations: {name!r} is unknown; allowed: {known}')
-    for name in ('perturbations', 'subsets', 'seeds'):
-        values = getattr(spec, name)
-        if values is not None and (not values or len(set(values)) < len(values)):
-            raise ValueError(f'{name}: is {list(values)}; allowed: at least one value, without duplicates')
-    if not spec.applied:
-        reasons = '; '.join(f'{name}: {reason}' for name, reason in spec.does_not_apply.items())
-        raise ValueError(f'perturbations: nothing is left to run ({reasons})')
-    if spec.subsets is not None and spec.dataset not in (AGIEVAL, MATH):
-        raise ValueError(f'subsets: {spec.dataset} has none; allowed with {AGIEVAL} and {MATH}')
-    if spec.fix_table is not None and not spec.is_math:
-        raise ValueError(f'fix_table: has no meaning in {spec.dataset}; it belongs to {MATH}')
-
-
-def check_numbers(spec: ScoreSpec) -> None:
-    """Raise ValueError for a number out of range."""
-    if not 0 < spec.temperature < math.inf:
-        raise ValueError(f'temperature: is {spec.temperature:g}; allowed: a number above 0')
-    if min(spec.seeds) < 0:
-        raise ValueError(f'seeds: is {list(spec.seeds)}; allowed: 0 or more')
-    for name in ('max_new_tokens', 'subset_items'):
-        value = getattr(spec, name)
-        if value is not None and value < 1:
-            raise ValueError(f'{name}: is {value}; allowed: 1 or more')
 
 
 def read_score(source: Any, found: list[str]) -> dict[int, ScoreSpec]:

@@ -33,9 +33,11 @@ def with_model(**changes: Any) -> dict[str, Any]:
     return {'models': [{**MODEL, 'model': {**MODEL['model'], **changes}}], 'out': 'o'}
 
 
-def test_a_training_file_without_icl_keys_is_unchanged():
+def test_files_in_our_keys_are_unchanged():
     values = {'max_seq_len': 64, 'eval_interval': '3ba', 'callbacks': {'eval_gauntlet': {'tasks': 't.yaml'}}}
     assert training(values) == Mapped(values=values)
+    values = {'model': 'm.pt', 'tokenizer': 'words', 'out': 'o', 'tasks': 't.yaml', 'subset_items': 5}
+    assert map_evaluation(values, source='e.yaml', num_ranks=1) == Mapped(values=values)
 
 
 def test_top_level_icl_keys_create_the_callback():
@@ -112,7 +114,7 @@ def test_top_level_icl_keys_complete_an_existing_callback():
 
 
 def test_conflicting_keys_at_the_top_and_in_the_callback_are_errors():
-    agreeing = {'tasks': TASKS, 'interval': ['last', '5ba'], 'max_seq_len': 512}
+    agreeing = {'tasks': TASKS, 'interval': ['5ba', 'last'], 'max_seq_len': 512}
     keys = {'icl_tasks': TASKS, 'eval_interval': '5ba', 'icl_seq_len': 512}
     mapped = training({**keys, 'callbacks': {'eval_gauntlet': agreeing}})
     assert mapped.values['callbacks']['eval_gauntlet'] == agreeing
@@ -211,7 +213,8 @@ def test_unsupported_models_are_errors_that_say_what_to_do(upstream_yamls: Path,
 
 def test_a_checkpoint_uses_the_named_configuration():
     model = {**MODEL['model'], 'config_overrides': {'rope_theta': 5.0}, 'init_device': 'mixed', 'use_auth_token': True}
-    values = {'models': [{**MODEL, 'model': model, 'load_path': 's3://b/ep1.pt'}], 'out': 'o'}
+    entry = {**MODEL, 'model_name': '../org/one', 'model': model, 'load_path': 's3://b/ep1.pt'}
+    values = {'models': [entry], 'out': 'o'}
     mapped = map_evaluation(values, source='e.yaml', num_ranks=1)
     (listed,) = mapped.models
     assert listed.arguments == {
@@ -220,7 +223,7 @@ def test_a_checkpoint_uses_the_named_configuration():
         'tokenizer': 'org/words',
         'config_overrides': {'rope_theta': 5.0},
     }
-    assert mapped.lines[-1] == 'models[0]: org/one -> model: s3://b/ep1.pt, out: o/org/one'
+    assert mapped.lines[-1] == 'models[0]: ../org/one -> model: s3://b/ep1.pt, out: o/org/one'  # always below out
     assert [line.partition(':')[0] for line in mapped.lines[:-1]] == [
         'models[0].model.init_device',
         'models[0].model.use_auth_token',
@@ -231,14 +234,9 @@ def test_a_single_model_may_be_given_at_the_top():
     values = {'model': MODEL['model'], 'tokenizer': MODEL['tokenizer'], 'load_path': None, 'seed': 1, 'run_name': 'r'}
     mapped = map_evaluation(values, source='e.yaml', num_ranks=1)
     (listed,) = mapped.models
-    assert listed.name == 'hf_causal_lm' and listed.arguments['model'] == 'org/one-125m'
+    assert listed.name == listed.folder == 'hf_causal_lm' and listed.arguments['model'] == 'org/one-125m'
     assert mapped.values == {'run_name': 'r', 'out': 'runs/r'}
     assert mapped.lines[0].startswith('seed: no effect')
-
-
-def test_an_evaluation_file_in_our_keys_is_unchanged():
-    values = {'model': 'm.pt', 'tokenizer': 'words', 'out': 'o', 'tasks': 't.yaml', 'subset_items': 5}
-    assert map_evaluation(values, source='e.yaml', num_ranks=1) == Mapped(values=values)
 
 
 @pytest.mark.parametrize(
@@ -288,9 +286,3 @@ def test_errors_in_an_evaluation_file_name_the_key(values: dict[str, Any], probl
     found = problems_of(map_evaluation, values, source='e.yaml', num_ranks=1)
     assert all(text.startswith('e.yaml: ') for text in found)
     assert problem in '\n'.join(found)
-
-
-@pytest.mark.parametrize('name', ['/models/llama', '../../llama', './llama'])
-def test_the_folder_of_a_model_is_always_below_out(name: str):
-    (model,) = map_evaluation({'models': [{**MODEL, 'model_name': name}]}, source='e.yaml', num_ranks=1).models
-    assert model.folder in ('models/llama', 'llama')

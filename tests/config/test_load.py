@@ -45,6 +45,11 @@ def test_old_names_of_keys_and_task_types_are_read(upstream_yamls: Path):
     assert (task.icl_task_type, task.prelimiter) == ('generation_task_with_answers', 'Q: ')
     suite = load_suite(upstream_yamls / 'tasks_v0.1.yaml')
     assert next(task for task in suite.tasks if task.label == 'gsm8k').prelimiter == 'Q: '
+    suite = load_suite(upstream_yamls / 'tasks_v0.3.yaml')
+    gsm8k = next(task for task in suite.tasks if task.label == 'gsm8k')
+    assert gsm8k.icl_task_type == 'generation_task_with_answers'
+    assert (gsm8k.early_stopping_criteria, gsm8k.do_normalization) == (('\n\n', 'Question:'), False)
+    assert (gsm8k.cot_delimiter, gsm8k.continuation_delimiter, gsm8k.num_fewshot) == ('The answer is ', '\n\nA:', (0,))
 
 
 def test_each_number_of_shots_becomes_a_task_of_its_own():
@@ -268,23 +273,10 @@ def test_an_invalid_key_of_a_task_is_an_error_with_what_is_allowed(kind: str, ke
     assert re.match(rf'<icl_tasks>: icl_tasks\[0\](: |\.){key}', found) and problem in found
 
 
-def test_valid_generation_kwargs_are_unchanged():
+def test_valid_generation_kwargs_and_stops_are_unchanged():
     given = {'max_new_tokens': 5, 'do_sample': True, 'temperature': 1, 'top_p': 1.0, 'top_k': 0, 'seed': 0}
-    (task,) = load_suite([{**REPLY_TASK, 'generation_kwargs': given}]).tasks
-    assert task.generation_kwargs == given
+    stops = ['\n', ' ']
+    (task,) = load_suite([{**REPLY_TASK, 'generation_kwargs': given, 'early_stopping_criteria': stops}]).tasks
+    assert (task.generation_kwargs, task.early_stopping_criteria) == (given, ('\n', ' '))
     assert load_suite([{**REPLY_TASK, 'generation_kwargs': {}}]).tasks[0].generation_kwargs == {}
     assert load_suite([{**REPLY_TASK, 'generation_kwargs': {'do_sample': False}}]).warnings == ()
-
-
-def test_stops_are_unchanged():
-    (task,) = load_suite([{**REPLY_TASK, 'early_stopping_criteria': ['\n', ' ']}]).tasks
-    assert task.early_stopping_criteria == ('\n', ' ')
-    assert load_suite([REPLY_TASK]).tasks[0].early_stopping_criteria is None
-
-
-def test_upstreams_generation_tasks_have_their_stops_and_delimiters(upstream_yamls: Path):
-    suite = load_suite(upstream_yamls / 'tasks_v0.3.yaml')
-    gsm8k = next(task for task in suite.tasks if task.label == 'gsm8k')
-    assert gsm8k.icl_task_type == 'generation_task_with_answers'
-    assert (gsm8k.early_stopping_criteria, gsm8k.do_normalization) == (('\n\n', 'Question:'), False)
-    assert (gsm8k.cot_delimiter, gsm8k.continuation_delimiter, gsm8k.num_fewshot) == ('The answer is ', '\n\nA:', (0,))

@@ -11,7 +11,6 @@ import pytest
 from paths import ROOT
 
 from llmfoundry_gauntlet.config.score import DATASETS, PERTURBATIONS, ScoreSpec
-from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.score import ScoreTask
@@ -49,7 +48,7 @@ def test_defaults_are_those_of_the_papers_reference():
     assert (spec.answer_extraction, spec.fix_table, spec.subset_items) == ('tolerant', None, None)
 
 
-def test_all_keys_can_be_given():
+def test_all_keys_can_be_given_and_single_values_for_lists():
     entry = {
         'dataset': 'math',
         'perturbations': ['non_greedy', 'prompt'],
@@ -70,6 +69,8 @@ def test_all_keys_can_be_given():
     )
     assert spec.applied == ('prompt', 'non_greedy')  # in the paper's order
     assert isinstance(spec.temperature, float)
+    (spec,) = specs_of([{'dataset': 'agieval', 'perturbations': 'prompt', 'subsets': 'sat-en', 'seeds': 3}])
+    assert (spec.perturbations, spec.subsets, spec.seeds) == (('prompt',), ('sat-en',), (3,))
 
 
 @pytest.mark.parametrize(
@@ -151,11 +152,6 @@ score:
     ]
 
 
-def test_labels_are_not_checked_against_invalid_tasks():
-    (problem,) = problems_of([{'dataset': 'arc'}], [{**ARC, 'num_fewshot': []}])
-    assert 'num_fewshot: is empty' in problem
-
-
 @pytest.mark.parametrize('dataset', DATASETS)
 def test_lm_eval_tasks_are_one_perturbation_and_groups_all_that_apply(dataset: str):
     applied = PERTURBATIONS[1:] if dataset == 'math' else PERTURBATIONS
@@ -197,12 +193,6 @@ def test_entries_of_one_dataset_with_different_settings_are_errors(change: dict[
     assert problem == '<score>: score[1]: duplicate dataset mmlu_pro with different settings'
 
 
-def test_single_values_are_accepted_for_lists():
-    entry = {'dataset': 'agieval', 'perturbations': 'prompt', 'subsets': 'sat-en', 'seeds': 3}
-    (spec,) = specs_of([entry])
-    assert (spec.perturbations, spec.subsets, spec.seeds) == (('prompt',), ('sat-en',), (3,))
-
-
 def test_a_list_a_mapping_a_path_and_a_path_to_a_path_are_equivalent(tmp_path: Path):
     entry = {'dataset': 'agieval', 'seeds': [3]}
     expected = specs_of([entry])
@@ -239,7 +229,7 @@ def test_a_file_without_datasets_is_an_error_with_and_without_tasks(tmp_path: Pa
 
 def test_errors_of_tasks_and_score_are_listed_together(tmp_path: Path):
     found = problems_of([{'dataset': 'math', 'seeds': []}, {'dataset': 'copa'}], [{**SUMS, 'num_fewshot': [-1]}])
-    assert len(found) == 2  # the label may be the wrong task's
+    assert len(found) == 2  # labels are not checked against invalid tasks
     assert 'num_fewshot' in found[0] and 'seeds' in found[1]
     assert problems_of(tmp_path / 'no.yaml') == [f'{tmp_path / "no.yaml"}: there is no such file']
 
@@ -265,13 +255,6 @@ def test_a_dataset_whose_task_name_is_taken_is_refused():
     )
     tasks = [ARC, {**ARC, 'label': 'score_arc', 'num_fewshot': [5]}]
     assert len(load_suite(tasks, None, [{'dataset': 'arc'}]).tasks) == 4
-
-
-def test_either_tasks_or_score_may_be_left_out_of_the_settings():
-    assert decode_settings({'score': [{'dataset': 'math'}]}).tasks is None
-    with pytest.raises(ConfigError) as raised:
-        decode_settings({})
-    assert list(raised.value.problems) == ['eval_gauntlet: nothing to evaluate: give tasks, score or both']
 
 
 def test_our_own_files_load():

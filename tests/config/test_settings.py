@@ -1,8 +1,10 @@
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 
@@ -14,13 +16,10 @@ def problem_of(key: str, value: Any) -> str:
     return problem
 
 
-def test_a_single_interval_is_accepted_for_a_list():
-    assert decode_settings({'tasks': 't.yaml', 'interval': '500ba'}).interval == ('500ba',)
-
-
-def test_paths_are_kept_as_text_so_that_records_can_hold_them():
+def test_paths_are_kept_as_text_and_a_single_interval_as_a_list():
     settings = decode_settings({'tasks': [Path('a.yaml'), 'b.yaml'], 'data_root': Path('data'), 'gauntlet': Path('g')})
     assert (settings.tasks, settings.data_root, settings.gauntlet) == (['a.yaml', 'b.yaml'], 'data', 'g')
+    assert decode_settings({'tasks': 't.yaml', 'interval': '500ba'}).interval == ('500ba',)
 
 
 def test_truncation_follows_the_semantics_unless_it_is_given():
@@ -37,6 +36,7 @@ WHEN = 'allowed: first, checkpoint, last and Composer times'
 @pytest.mark.parametrize(
     ('key', 'value', 'problem'),
     [
+        ('tasks', None, 'nothing to evaluate: give tasks, score or both'),
         ('task', 'x', "task: unknown key 'task', did you mean 'tasks'?"),
         ('tokens_per_batch', 'many', "tokens_per_batch: is 'many'; allowed: auto, or 1 or more"),
         ('tokens_per_batch', 0, 'tokens_per_batch: is 0'),
@@ -94,3 +94,28 @@ def test_sources_of_every_allowed_kind_are_kept():
             for given in ('g.yaml', gauntlet):
                 settings = decode_settings({'tasks': tasks, 'score': score, 'gauntlet': given})
                 assert (settings.tasks, settings.score, settings.gauntlet) == (tasks, score, given)
+
+
+def test_the_cache_folder_is_the_users_or_that_of_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv('LLMFOUNDRY_GAUNTLET_CACHE')
+    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+    monkeypatch.setenv('HOME', str(tmp_path))
+    assert cache_folder('tokens') == tmp_path / '.cache/llmfoundry_gauntlet/tokens'
+    monkeypatch.setenv('XDG_CACHE_HOME', '/var/cache/me')
+    assert cache_folder('tokens') == Path('/var/cache/me/llmfoundry_gauntlet/tokens')
+    monkeypatch.setenv('XDG_CACHE_HOME', 'relative')  # to be ignored, by its specification
+    assert cache_folder('tokens') == tmp_path / '.cache/llmfoundry_gauntlet/tokens'
+    monkeypatch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', '~/tokens')
+    assert (
+        cache_folder('tokens') == tmp_path / 'tokens/tokens' and cache_folder('headers') == tmp_path / 'tokens/headers'
+    )
+    for off in ('off', 'OFF'):
+        monkeypatch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', off)
+        assert cache_folder('tokens') is None
+
+
+def test_without_a_home_directory_there_is_no_cache(monkeypatch):
+    for name in ('LLMFOUNDRY_GAUNTLET_CACHE', 'XDG_CACHE_HOME'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, 'expanduser', lambda path: path)  # as for an unknown user
+    assert cache_folder('tokens') is None

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import SHARED_DATA
 
 from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.readers import RowError
@@ -23,9 +22,6 @@ from llmfoundry_gauntlet.tasks.score import ScoreTask, read_source
 LAW = {'question': 'Who?', 'options': ['he', 'she', ' it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}
 SAT = {'passage': '', 'question': 'How many?', 'options': ['(A)1', '(B) 2', '(C)3', '(D)4'], 'label': 'C'}
 SUM = {'problem': '1+1?', 'level': 'Level 1', 'type': 'Algebra', 'solution': r'It is $\boxed{2}$.'}
-REAL = SHARED_DATA / 'score'
-SUBSETS = ('sat-math', 'lsat-lr', 'lsat-rc', 'logiqa-en', 'aqua-rat', 'sat-en', 'lsat-ar')
-real = pytest.mark.skipif(not REAL.is_dir(), reason=f'{REAL} is absent: the real questions of SCORE')
 
 
 def task_of(dataset: str, tasks: Any = None, **keys: Any) -> ScoreTask:

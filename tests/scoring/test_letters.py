@@ -267,11 +267,6 @@ def test_letters_beyond_the_options_are_ignored(form):
     assert [tolerant_letter(form.format(letter), CITIES) for letter in 'EFGHIJXZ'] == [None] * 8
 
 
-def test_the_reference_does_not_strip_generations():
-    assert reference_letter('B\n') == 'B\n'
-    assert reference_letter(' B') == ' B'
-
-
 def test_reference_extraction_equals_the_recording():
     recorded = json.loads((FIXTURES / 'score' / 'functions.json').read_text(encoding='utf-8'))['letters']
     assert len(recorded) >= 500

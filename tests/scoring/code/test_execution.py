@@ -10,14 +10,12 @@ import pytest
 from programs import CPP, JAVASCRIPT, PYTHON, need, problem, right, sandbox
 
 from llmfoundry_gauntlet.scoring.code.execution import check_completion
-from llmfoundry_gauntlet.scoring.code.programs import make_program
+from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import CannotRun, Outcome, find_sandbox
-
-TOOLS = {PYTHON: (), CPP: ('g++',), JAVASCRIPT: ('node',)}
 
 
 def run(language: str, test: str, solution: str, prompt: str, **keys: Any) -> Outcome:
-    need(*TOOLS[language])
+    need(language)
     made = make_program(language=language, prompt=prompt, entry_point='f', test=test, **keys)
     return check_completion(made, solution, sandbox())
 
@@ -34,9 +32,8 @@ def cpp(test: str, solution: str, prompt: str, **keys: Any) -> Outcome:
     return run(CPP, f'#undef NDEBUG\n#include <assert.h>\n{test}', solution, prompt, **keys)
 
 
-@pytest.mark.parametrize('language', TOOLS)
+@pytest.mark.parametrize('language', LANGUAGES)
 def test_right_and_wrong_programs(language: str):
-    need(*TOOLS[language])
     assert check_completion(problem(language), right(language), sandbox()) == Outcome(True, None)
     wrong = check_completion(problem(language), right(language, 'other'), sandbox())
     assert not wrong.passed and 'not the expected one' in wrong.reason
@@ -47,9 +44,8 @@ def test_right_and_wrong_programs(language: str):
 
 
 @pytest.mark.parametrize('level', ['rlimits', 'none'])
-@pytest.mark.parametrize('language', TOOLS)
+@pytest.mark.parametrize('language', LANGUAGES)
 def test_results_do_not_depend_on_isolation(language: str, level: str):
-    need(*TOOLS[language])
     less = find_sandbox(level)
     assert check_completion(problem(language), right(language), less).passed
     assert not check_completion(problem(language), right(language, 'other'), less).passed
@@ -273,9 +269,8 @@ def test_other_plain_values_are_copied(prompt: str, solution: str, expected: str
     assert outcome == Outcome(True, None)
 
 
-@pytest.mark.parametrize('language', TOOLS)
+@pytest.mark.parametrize('language', LANGUAGES)
 def test_unencodable_text_fails_without_an_error(language: str):
-    need(*TOOLS[language])
     assert not check_completion(problem(language), '\ud800', sandbox()).passed
 
 

@@ -10,7 +10,6 @@ from llmfoundry_gauntlet.scoring.code.programs import (
     PYTHON,
     make_program,
     signature_of,
-    split_parameters,
     whole_text,
 )
 
@@ -83,6 +82,7 @@ def test_pairs_call_the_entry_point():
             ['text', 'n'],
         ),
         ('long long f(){\n', 'long long', '', []),
+        ('int f(map<a, b> m, pair<vector<int>, int> p){\n', 'int', 'map<a, b> m, pair<vector<int>, int> p', ['m', 'p']),
         ('unsigned  f (int x [ ]) {\n', 'unsigned', 'int x [ ]', ['x']),
     ],
 )
@@ -98,15 +98,6 @@ def test_a_missing_signature_is_an_error():
         signature_of(program(CPP, 'int f(int) {\n', 'f'))._replace(parameters='()').names  # noqa: B018
 
 
-def test_parameters_are_split_at_top_level_commas():
-    assert split_parameters('map<a, b> m, pair<vector<int>, int> p, int n = max(1, 2)') == [
-        'map<a, b> m',
-        'pair<vector<int>, int> p',
-        'int n = max(1',
-        '2)',
-    ]
-
-
 @pytest.mark.parametrize(
     ('language', 'prompt', 'completion', 'whole'),
     [
@@ -119,9 +110,6 @@ def test_parameters_are_split_at_top_level_commas():
     ],
 )
 def test_a_missing_line_end_joins_prompt_and_completion(language, prompt, completion, whole):
+    """Composer does not add one."""
     assert whole_text(program(language, prompt, 'f'), completion) == whole
-
-
-def test_composer_semantics_join_without_line_end():
-    made = program(PYTHON, 'def f():\n    x = 1', joins_lines=False)
-    assert whole_text(made, '    return x') == 'def f():\n    x = 1    return x'
+    assert whole_text(program(language, prompt, 'f', joins_lines=False), completion) == prompt + completion

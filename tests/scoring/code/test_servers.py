@@ -45,6 +45,12 @@ LEFT = {  # what one test does to its surroundings, and what the next one must n
 }
 
 
+@pytest.fixture(params=[PYTHON, JAVASCRIPT])
+def language(request: pytest.FixtureRequest) -> str:
+    need(request.param)
+    return request.param
+
+
 def test_of(language: str, does: str) -> Program:
     lines = {
         PYTHON: f'{does}\ndef check(candidate):\n    assert candidate() == 1\n',
@@ -56,18 +62,14 @@ def test_of(language: str, does: str) -> Program:
 test_of.__test__ = False
 
 
-@pytest.mark.parametrize('language', LEFT)
 @pytest.mark.parametrize('number', range(6))
 def test_a_test_sees_nothing_of_the_previous_one(language: str, number: int):
-    need(*{JAVASCRIPT: ['node']}.get(language, []))
     first, second = (test_of(language, does) for does in LEFT[language][number])
     for program in (first, second, first, second):
         assert check_completion(program, ONES[language], sandbox()) == Outcome(True, None)
 
 
-@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
 def test_results_are_in_order_over_several_processes(language: str):
-    need(*{JAVASCRIPT: ['node']}.get(language, []))
     for number in range(NUM_TESTS + 5):
         passes = number % 3 != 1
         word = f'word-{number}'
@@ -75,18 +77,14 @@ def test_results_are_in_order_over_several_processes(language: str):
         assert check_completion(problem(language, word), completion, sandbox()).passed == passes
 
 
-@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
 def test_no_result_is_lost_if_a_process_ends(language: str):
-    need(*{JAVASCRIPT: ['node']}.get(language, []))
     assert check_completion(problem(language), right(language), sandbox()).passed
     server = server_for(LANGUAGES[language].interpreter, sandbox())
     os.kill(server._running.process.pid, signal.SIGKILL)
     assert check_completion(problem(language), right(language), sandbox()).passed
 
 
-@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
 def test_a_test_that_always_ends_its_process_fails(language: str):
-    need(*{JAVASCRIPT: ['node']}.get(language, []))
     ends = {PYTHON: 'import os\nos._exit(3)', JAVASCRIPT: 'process.exit(3)'}
     outcome = check_completion(test_of(language, ends[language]), ONES[language], sandbox())
     assert outcome == Outcome(False, 'the test ended without a result')
@@ -117,7 +115,6 @@ def test_an_idle_process_is_not_reused(monkeypatch: pytest.MonkeyPatch):
 
 def waiting_of(language: str) -> list[Waiting]:
     """Return the processes that wait for a program after two were run."""
-    need(*{JAVASCRIPT: ['node']}.get(language, []))
     server_for(LANGUAGES[language].interpreter, sandbox()).close()
     assert check_completion(problem(language), right(language), sandbox()).passed
     assert not server_for(LANGUAGES[language].interpreter, sandbox())._waiting
@@ -127,7 +124,6 @@ def waiting_of(language: str) -> list[Waiting]:
     return waiting
 
 
-@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
 def test_waiting_processes_run_one_program_each(language: str):
     first, second = waiting_of(language)
     assert check_completion(problem(language), right(language), sandbox()).passed
@@ -138,7 +134,6 @@ def test_waiting_processes_run_one_program_each(language: str):
     assert second.running.process.returncode is not None
 
 
-@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
 def test_no_result_is_lost_if_a_waiting_process_ends(language: str):
     first, second = waiting_of(language)
     os.kill(first.running.process.pid, signal.SIGKILL)
@@ -147,7 +142,6 @@ def test_no_result_is_lost_if_a_waiting_process_ends(language: str):
     assert second.running.process.returncode is not None
 
 
-@pytest.mark.parametrize('language', [PYTHON, JAVASCRIPT])
 def test_a_program_may_be_longer_than_a_pipe_holds(language: str):
     waiting_of(language)
     comment = {PYTHON: '#', JAVASCRIPT: '//'}[language] + 'x' * 300_000
@@ -164,7 +158,7 @@ def test_a_process_that_waited_long_is_not_used(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_idle_processes_end():
     """In each language, with and without a sandbox, all waited for at once."""
-    need('node')
+    need(JAVASCRIPT)
     servers = [
         TestServer(LANGUAGES[language].interpreter, level)
         for language in (PYTHON, JAVASCRIPT)

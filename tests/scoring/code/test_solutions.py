@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
-from programs import need, sandbox
+from programs import CPP, JAVASCRIPT, PYTHON, need, sandbox
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -46,7 +46,7 @@ PAIRS = {
 
 def check(label: str, data_root: Path, **keys) -> CheckedSolutions:
     sandbox()
-    need(*{'human_eval_cpp': ('g++',), 'human_eval_js': ('node',)}.get(label, ()))
+    need({'human_eval_cpp': CPP, 'human_eval_js': JAVASCRIPT}.get(label, PYTHON))
     task = {'label': label, 'dataset_uri': f'programming/{FILES[label]}', 'num_fewshot': [0], **keys}
     settings = {'tasks': [{**task, 'icl_task_type': 'code_evaluation'}], 'data_root': str(data_root)}
     (checked,) = check_solutions(load_data(decode_settings(settings)))
