@@ -182,17 +182,6 @@ def test_texts_may_answer_choices_and_continuations(settings: dict[str, Any], tm
     assert [r.score for r in evaluation.results['sums/1-shot']] == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_non_finite_log_probabilities_are_unscored(settings: dict[str, Any], tmp_path: Path):
-    answers = right_answers(settings)
-    for answer in answers:
-        if answer['task'] == 'colours' and answer['row'] == 1:
-            answer['logprobs'] = [None, -1.0]
-    evaluation = scored(settings, write_answers(tmp_path, answers))
-    assert evaluation.results['colours/1-shot'][1].status == 'unscored'
-    assert evaluation.scores['colours/1-shot'].accuracy.value is None
-    assert 'colours/1-shot' in evaluation.composites.categories['all'].reason
-
-
 def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
     answers = right_answers(settings)
     name = {'task': 'colours', 'num_shots': 1, 'row': 0}

@@ -82,12 +82,6 @@ def test_a_wrong_line_feed_is_named_and_repair_drops_only_its_line(several: Path
     assert kept(several.parent.parent, repair=True) == without(ROWS[place - 1])
 
 
-def test_missing_or_swapped_lines_are_no_damage(several: Path):
-    lines = lines_of(several)
-    put(several, [lines[0], *lines[:3:-1]])
-    assert kept(several.parent.parent) == without(10, 11, 12)
-
-
 def test_every_damaged_line_is_named(several: Path, caplog):
     folder = several.parent.parent
     first = several.with_name('000-rank0.jsonl')
@@ -116,14 +110,6 @@ def test_a_truncated_file_keeps_its_whole_lines(several: Path, caplog):
         num_whole = sum(end <= size for end in ends)
         assert kept(folder) == without(*ROWS[max(num_whole - 1, 0) :]), size
     assert {record.levelno for record in caplog.records} <= {logging.INFO}  # a kill is nothing to warn of
-
-
-def test_a_torn_file_is_continued_in_another(tmp_path):
-    path = write(tmp_path, [item(0), item(1)])
-    path.write_bytes(path.read_bytes()[:-1])
-    assert next_attempt(tmp_path) == 1
-    write(tmp_path, [item(1), item(2)], attempt=1)
-    assert kept(tmp_path) == ({0, 1, 2}, set())
 
 
 def test_torn_lines_are_distinguished_from_damage(several: Path):
@@ -225,17 +211,6 @@ def test_an_evaluation_continues_without_a_journal(tmp_path, occupied: str):
     assert journal.path == folder / JOURNAL / '000-rank2.jsonl'
     assert reason_of(journal)
     assert file.read_text() == 'a file'
-
-
-def test_links_are_not_followed(tmp_path):
-    target = tmp_path / 'target'
-    path = tmp_path / JOURNAL / '000-rank0.jsonl'
-    path.parent.mkdir()
-    path.symlink_to(target)
-    with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal:
-        journal.add([item(0)])
-    assert 'File exists' in reason_of(journal)
-    assert not target.exists()
 
 
 @contextmanager

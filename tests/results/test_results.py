@@ -7,10 +7,9 @@ import pytest
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
-from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import conclude, plan_evaluation, prepare_evaluation
-from llmfoundry_gauntlet.results.files import find_results, read_results, write_records
+from llmfoundry_gauntlet.results.files import read_results, write_records
 from llmfoundry_gauntlet.scoring.code.sandbox import find_sandbox
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
@@ -18,7 +17,7 @@ ROWS = [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': i % 2} for i in ran
 
 
 @pytest.fixture
-def evaluate(write_jsonl, tmp_path, character_tokenizer, monkeypatch):
+def evaluation(write_jsonl, tmp_path, character_tokenizer, monkeypatch):
     """Return an evaluation of five rows, and of a task that cannot be run, by the fake model."""
     write_jsonl('rows.jsonl', ROWS)
     write_jsonl('programs.jsonl', [{'prompt': 'def f():\n', 'entry_point': 'f', 'test': 'def check(f): f()'}])
@@ -37,21 +36,12 @@ def evaluate(write_jsonl, tmp_path, character_tokenizer, monkeypatch):
         ]
     }
 
-    def evaluate(**settings):
-        values = {'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(tmp_path), **settings}
-        prepared = prepare_evaluation(load_data(decode_settings(values)), Encoder(character_tokenizer), max_seq_len=64)
-        planned = plan_evaluation(prepared, tokens_per_batch=50)
-        outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
-        return conclude(planned, planned.results(outputs), {'mc/0-shot': 2.5})
-
-    yield evaluate
+    settings = decode_settings({'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(tmp_path)})
+    prepared = prepare_evaluation(load_data(settings), Encoder(character_tokenizer), max_seq_len=64)
+    planned = plan_evaluation(prepared, tokens_per_batch=50)
+    outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
+    yield conclude(planned, planned.results(outputs), {'mc/0-shot': 2.5})
     find_sandbox.cache_clear()
-
-
-@pytest.fixture
-def evaluation(evaluate):
-    """Return the same with default settings."""
-    return evaluate()
 
 
 def write(folder, evaluation, training=None):
@@ -87,15 +77,6 @@ def test_results_say_when_and_where_they_were_computed(evaluation, tmp_path, mon
     assert abs((datetime.now(UTC) - finished).total_seconds()) < 60
 
 
-def test_fixed_shots_are_named_with_their_version(evaluate, tmp_path):
-    configs = {}
-    for fewshot in ('reference', 'fixed'):
-        write(tmp_path / fewshot, evaluate(fewshot=fewshot))
-        configs[fewshot] = read_results(tmp_path / fewshot)['config']
-    assert configs['reference']['fewshot'] == 'reference' and 'fewshot_version' not in configs['reference']
-    assert configs['fixed']['fewshot'] == 'fixed' and configs['fixed']['fewshot_version'] == 1
-
-
 def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_path):
     out = tmp_path / 'out'
     write(out, evaluation)
@@ -113,11 +94,6 @@ def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_pa
         means = [total / n for total, n in zip(line['logprobs'], line['num_tokens'], strict=True)]
         assert line['predicted'] == means.index(max(means)) == result.predicted
         assert line['score'] == float(line['predicted'] == line['gold'])
-
-
-def test_a_folder_without_results_is_an_error(tmp_path):
-    with pytest.raises(RecordError, match=r'no results\.json at or below'):
-        find_results(tmp_path)
 
 
 def test_missing_or_unknown_items_are_errors(evaluation):

@@ -99,6 +99,9 @@ def test_recomputed_results_are_identical_without_data_or_yaml_files(make_run, r
 def test_recomputing_uses_the_settings_of_the_run(make_run, recompute, more: str):
     run = make_run('run', ROWS, more, gauntlet={})
     assert files_of(recompute(run)) == files_of(run)
+    config = record_of(run)['config']
+    fewshot = ('fixed', 1) if 'fixed' in more else ('reference', None)
+    assert (config['fewshot'], config.get('fewshot_version')) == fewshot
 
 
 def test_recomputed_pmi_is_identical(make_run, recompute):
