@@ -120,8 +120,8 @@ def shown(value: Any) -> str:
 class Comparison:
     """Differences of a run from the first: 'tasks', 'composites' and 'score', each corrected for their number.
 
-    All are over the items of `common`, by task. `averages` are the composites that
-    are averages. `warnings` count the other items and list differences besides the model.
+    All are over the items of `common`, by task. `averages` are the composites that are averages. `warnings` count the
+    other items and list differences besides the model.
     """
 
     first: str

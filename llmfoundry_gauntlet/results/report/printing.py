@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,11 +27,9 @@ from llmfoundry_gauntlet.results.report.tables import (
     Column,
     Row,
     Table,
-    as_markdown,
     ends_of,
     is_absent,
-    print_records,
-    print_table,
+    print_tables,
 )
 from llmfoundry_gauntlet.types import Measure
 
@@ -63,7 +60,6 @@ TARGETS_LEGEND = (
 DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items', 'is_of_file')
 OF_FILE = 'the same subset in both runs, so error, p and MDE are of the whole files, not of other items'
 SIDES = ('first', 'second')  # of a comparison
-RECORDS = ('csv', 'json')
 
 
 def print_runs(folder: Path) -> None:
@@ -73,17 +69,14 @@ def print_runs(folder: Path) -> None:
 
 def print_scores(evaluations: Sequence[RecordedEvaluation], form: str = 'table') -> None:
     """Print the scores of evaluations as a 'table' with the paths of their files, or as 'markdown', 'csv' or 'json'."""
-    if form in RECORDS:
-        print_records(form, [asdict(row) for one in evaluations for row in one.rows])
-    elif form == 'markdown':
-        sys.stdout.write(as_markdown(scores_table(evaluations, with_errors=True)))
-    else:
-        table = scores_table(evaluations, with_errors=len(evaluations) == 1)
+    table = scores_table(evaluations, with_errors=form == 'markdown' or len(evaluations) == 1)
+    if form == 'table':
         seconds = [f'{one.results.timing.seconds:.1f}' for one in evaluations]
         empty = [''] * (len(table.columns) - len(seconds))
-        print_table(replace(table, parts=[*table.parts, [Row(name='seconds', cells=[*seconds, *empty])]]))
-        for one in evaluations:
-            print(one.folder / RESULTS)
+        table = replace(table, parts=[*table.parts, [Row(name='seconds', cells=[*seconds, *empty])]])
+    print_tables(form, [table], [asdict(row) for one in evaluations for row in one.rows])
+    for one in evaluations if form == 'table' else ():
+        print(one.folder / RESULTS)
 
 
 def scores_table(
@@ -234,13 +227,7 @@ def flat(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def print_comparisons(compared: Sequence[Comparison], metric: str | None = None, form: str = 'table') -> None:
-    """Print each comparison as a table, or all of them as 'markdown', 'csv' or 'json'.
-
-    With CSV, warnings go to standard error.
-    """
-    if form not in RECORDS:
-        print_tables([difference_table(comparison, metric) for comparison in compared], form)
-        return
+    """Print each comparison as a table, or all of them as 'markdown', 'csv' or 'json'."""
     records = [comparison_record(comparison) for comparison in compared]
     rows = [
         {'first_run': record['first'], 'second_run': record['second'], 'kind': kind, 'name': name, **flat(entry)}
@@ -248,18 +235,7 @@ def print_comparisons(compared: Sequence[Comparison], metric: str | None = None,
         for kind in ('tasks', 'composites', 'score')
         for name, entry in record[kind].items()
     ]
-    warnings = dict.fromkeys(warning for comparison in compared for warning in comparison.warnings)
-    print_records(form, rows, records, warnings=list(warnings) if form == 'csv' else [])
-
-
-def print_tables(tables: Sequence[Table], form: str) -> None:
-    """Print tables for the terminal, or as 'markdown'."""
-    for place, table in enumerate(tables):
-        sys.stdout.write('\n' if place else '')
-        if form == 'markdown':
-            sys.stdout.write(as_markdown(table))
-        else:
-            print_table(table)
+    print_tables(form, [difference_table(comparison, metric) for comparison in compared], rows, records)
 
 
 def difference_table(comparison: Comparison, metric: str | None = None) -> Table:
@@ -336,16 +312,13 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
 def print_trends(found: Trends, form: str = 'table') -> None:
     """Print the trend of each score over the checkpoints of a run, as a table or as 'markdown', 'csv' or 'json'.
 
-    With CSV and JSON, slopes are per batch, and warnings go to standard error.
+    With CSV and JSON, slopes are per batch.
     """
-    if form not in RECORDS:
-        print_tables([trends_table(found)], form)
-        return
     records = {
         name: {'slope': measure_record(one.slope), 'noise': one.noise, 'signal_to_noise': one.signal_to_noise}
         for name, one in found.trends.items()
     }
-    print_records(form, [{'name': name, **flat(one)} for name, one in records.items()], records, found.warnings)
+    print_tables(form, [trends_table(found)], [{'name': name, **flat(one)} for name, one in records.items()], records)
 
 
 def trends_table(found: Trends) -> Table:
@@ -376,15 +349,12 @@ def print_estimate(estimate: Estimate, form: str = 'table') -> None:
     rows = [asdict(task) for task in estimate.tasks]
     names = [name for name in (rows[0] if rows else ()) if name != 'task']
     rows.append({'task': 'all', **{name: sum(row[name] for row in rows) for name in names}})
-    if form in RECORDS:
-        content = {**asdict(estimate), 'total_seconds': estimate.total_seconds}
-        print_records(form, rows, content if form == 'json' else None)
-        return
     counts = ('items', 'tokens', 'generated tokens at most', 'truncated')
     columns = [*(Column(name, counted) for name in counts), Column('seconds', '{:.1f}'.format)]
-    cells = [Row(name=row.pop('task'), cells=list(row.values())) for row in rows]
-    table = Table(title='Dry run', columns=columns, parts=[cells[:-1], cells[-1:]], notes=summary(estimate))
-    print_tables([table, *([targets_table(estimate)] if estimate.targets else [])], form)
+    cells = [Row(name=row['task'], cells=[row[name] for name in names]) for row in rows]
+    tables = [Table(title='Dry run', columns=columns, parts=[cells[:-1], cells[-1:]], notes=summary(estimate))]
+    tables += [targets_table(estimate)] if estimate.targets else []
+    print_tables(form, tables, rows, {**asdict(estimate), 'total_seconds': estimate.total_seconds})
 
 
 def targets_table(estimate: Estimate) -> Table:

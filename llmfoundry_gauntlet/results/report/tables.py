@@ -156,6 +156,31 @@ class Table:
         return [name for one in self.columns for name in (one.name, *(['error'] if one.with_error else []))]
 
 
+def print_tables(form: str, tables: Sequence[Table], rows: Sequence[Mapping[str, Any]], content: Any = None) -> None:
+    """Print tables as 'table' or 'markdown', or their rows as 'csv' or 'json'; JSON is the content, if there is any.
+
+    CSV and JSON have numbers in full precision, absent ones are empty, and warnings go to standard error, as standard
+    output is for another program.
+    """
+    if form == 'json':
+        json.dump(rows if content is None else content, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+        print()
+    elif form == 'csv':
+        writer = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [], lineterminator='\n')
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        for place, table in enumerate(tables):
+            sys.stdout.write('\n' if place else '')
+            if form == 'markdown':
+                sys.stdout.write(as_markdown(table))
+            else:
+                print_table(table)
+        return
+    for warning in dict.fromkeys(warning for table in tables for warning in table.warnings):
+        print(f'warning: {warning}', file=sys.stderr)
+
+
 def print_table(table: Table) -> None:
     """Print a table as wide as the terminal, or 80 characters if standard output is not a terminal.
 
@@ -201,24 +226,6 @@ def as_markdown(table: Table) -> str:
 def plain(text: str) -> str:
     """Return a text as one line without Markdown markup."""
     return SPECIAL.sub(lambda found: f'\\{found[0]}', ' '.join(text.split()))
-
-
-def print_records(
-    form: str, rows: Sequence[Mapping[str, Any]], content: Any = None, warnings: Sequence[str] = ()
-) -> None:
-    """Print rows as 'csv', or the content, if not the rows, as 'json': numbers in full precision, absent ones empty.
-
-    Warnings go to standard error, as standard output is for another program.
-    """
-    if form == 'json':
-        json.dump(rows if content is None else content, sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
-        print()
-    else:
-        writer = csv.DictWriter(sys.stdout, list(rows[0]) if rows else [], lineterminator='\n')
-        writer.writeheader()
-        writer.writerows(rows)
-    for warning in warnings:
-        print(f'warning: {warning}', file=sys.stderr)
 
 
 def visible(text: str) -> str:

@@ -82,30 +82,27 @@
   };
   const ink = 'var(--ink)';
   const quiet = 'var(--quiet)';
-  const configOf = (width) => ({
+  const config = {
     background: 'transparent',
     font: 'system-ui, -apple-system, Segoe UI, Roboto, Helvetica Neue, Arial, sans-serif',
     aria: false,
     view: { stroke: null },
     range: { category: [0, 1, 2, 3, 4, 5, 6, 7].map((place) => `var(--s${place})`) },
     rule: { strokeWidth: 2, opacity: 0.75 },
-    tick: { color: ink },
     point: { size: 60, opacity: 1 },
     legend: { labelColor: ink, labelFontSize: 12, columns: 2 },
     axis: {
       labelColor: quiet, titleColor: quiet, gridColor: 'var(--line)', domainColor: 'var(--line)',
       tickColor: 'var(--line)', labelFontSize: 12, titleFontSize: 12, titleFontWeight: 'normal',
     },
-    axisYBand: { labelColor: ink, labelLimit: Math.max(120, 0.55 * width), ticks: false, domain: false, grid: false, labelPadding: 8 },
-    axisYPoint: { labelColor: ink, labelLimit: Math.max(120, 0.55 * width), ticks: false, domain: false, grid: false, labelPadding: 8 },
-  });
+  };
   const refuse = () => Promise.reject(new Error('a report loads nothing'));
   const draw = async () => {
     const charts = JSON.parse(document.getElementById('page-data').textContent);
     for (const place of all('[data-chart]')) {
       await window.vegaEmbed(place, charts[Number(place.dataset.chart)], {
         mode: 'vega-lite', renderer: 'svg', ast: true, actions: false, defaultStyle: false, tooltip: showTip,
-        config: configOf(place.clientWidth), loader: { load: refuse, sanitize: refuse, http: refuse, file: refuse },
+        config, loader: { load: refuse, sanitize: refuse, http: refuse, file: refuse },
       });
     }
     document.documentElement.dataset.charts = charts.length;
