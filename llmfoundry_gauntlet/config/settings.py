@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,6 @@ CHOICES = {
     'fewshot': ('reference', 'fixed'),
     'sandbox': (AUTO, 'rlimits', 'none'),
     'missing': (ERROR, SKIP),
-}
-
-PATH, MAPPING = 'a path', 'a mapping'
-LISTS = {'a list of paths': PATH, 'a list of mappings': MAPPING}  # to the kind of their entries
-SOURCES = {  # the kinds that each source setting allows
-    'tasks': (PATH, *LISTS),
-    'gauntlet': (PATH, MAPPING),
-    'score': (PATH, MAPPING, 'a list of mappings'),
 }
 
 
@@ -180,41 +172,12 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
         problems.add('precision', 'is another name of precision_target; give one of them')
     elif 'precision' in values:  # the name in YAML, where the model's precision is set elsewhere
         values['precision_target'] = values.pop('precision')
-    for key in SOURCES:
-        if values.get(key) is not None:
-            check_source(values[key], key, problems)
     if 'interval' in values:
         values['interval'] = intervals(values['interval'], problems)
     settings: EvaluationSettings = decode(EvaluationSettings, values, '', problems)
     if problems.found:
         raise ConfigError(problems.found)
     return settings
-
-
-def check_source(value: Any, key: str, problems: Problems) -> None:
-    """Add a problem if the setting `key` does not allow the value, and for each list entry of the wrong kind."""
-    kinds = [LISTS[kind] for kind in SOURCES[key] if kind in LISTS]
-    if not (isinstance(value, (list, tuple)) and value and kinds):
-        if kind_of(value) not in SOURCES[key]:
-            problems.add(key, f'is {describe(value)}; allowed: {alternatives(SOURCES[key])}')
-        return
-    first = kind_of(value[0])
-    allowed = kinds if first not in kinds else [first]
-    for index, entry in enumerate(value):
-        if kind_of(entry) not in allowed:
-            problems.add(f'{key}[{index}]', f'is {describe(entry)}; allowed: {alternatives(allowed)}')
-
-
-def kind_of(value: Any) -> str | None:
-    """Return PATH or MAPPING; None for any other kind and for empty values."""
-    if isinstance(value, (str, Path)) and str(value).strip():
-        return PATH
-    return MAPPING if isinstance(value, Mapping) and value else None
-
-
-def alternatives(words: Sequence[str]) -> str:
-    """Return 'a, b or c'."""
-    return ' or '.join(filter(None, (', '.join(words[:-1]), words[-1])))
 
 
 def intervals(value: Any, problems: Problems) -> tuple[str, ...]:

@@ -187,6 +187,19 @@ def test_tasks_of_the_wrong_kind_are_not_read_as_paths(tasks: object):
     assert problem.endswith('; allowed: a list of tasks, or a path to a file with one')
 
 
+@pytest.mark.parametrize(
+    ('tasks', 'gauntlet', 'problem'),
+    [
+        ([TASK, 'a.yaml'], None, "<icl_tasks>: icl_tasks[1]: is 'a.yaml'; allowed: a mapping"),
+        ([['a.yaml']], None, '<icl_tasks>: icl_tasks[0]: is a list; allowed: a mapping'),
+        ([TASK], ['g.yaml'], '<eval_gauntlet>: eval_gauntlet: is a list; allowed: a mapping'),
+        ([TASK], True, '<eval_gauntlet>: eval_gauntlet: is True; allowed: a mapping'),
+    ],
+)
+def test_lists_of_mixed_kinds_and_a_gauntlet_of_the_wrong_kind_are_refused(tasks: list, gauntlet: object, problem: str):
+    assert problems_of(tasks, gauntlet) == [problem]
+
+
 def test_shots_of_a_type_that_has_none_are_refused(monkeypatch: pytest.MonkeyPatch):
     class Bare(MultipleChoiceTask):
         type_name = 'bare'

@@ -29,7 +29,6 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
     assert decode_settings(both).effective_truncation == 'drop_shots'
 
 
-TASK = {'label': 'copa', 'dataset_uri': 'copa.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
 WHEN = 'allowed: first, checkpoint, last and Composer times'
 
 
@@ -49,17 +48,6 @@ WHEN = 'allowed: first, checkpoint, last and Composer times'
         ('save_folder', ' ', "save_folder: is ' '; allowed: a folder, or null for no records"),
         ('save_folder', 's3://bucket/run', "save_folder: is 's3://bucket/run', but records are written to a local"),
         ('data_root', '', "data_root: is ''; allowed: a folder"),
-        ('tasks', {'label': 'copa'}, 'tasks: is a mapping; allowed: a path, a list of paths or a list of mappings'),
-        ('gauntlet', ['g.yaml'], 'gauntlet: is a list; allowed: a path or a mapping'),
-        ('tasks', [[TASK]], 'tasks[0]: is a list; allowed: a path or a mapping'),
-        ('tasks', [['a.yaml']], 'tasks[0]: is a list; allowed: a path or a mapping'),
-        ('tasks', [None], 'tasks[0]: is empty; allowed: a path or a mapping'),
-        ('tasks', [TASK, True], 'tasks[1]: is True; allowed: a mapping'),
-        ('tasks', [TASK, 'a.yaml'], "tasks[1]: is 'a.yaml'; allowed: a mapping"),
-        ('tasks', ['a.yaml', TASK], 'tasks[1]: is a mapping; allowed: a path'),
-        ('tasks', ['a.yaml', ''], "tasks[1]: is ''; allowed: a path"),
-        ('score', ['mmlu_pro'], "score[0]: is 'mmlu_pro'; allowed: a mapping"),
-        ('score', [[{}]], 'score[0]: is a list; allowed: a mapping'),
         ('interval', ['sometimes'], f"interval: is 'sometimes'; {WHEN}"),
         ('interval', None, f'interval: is empty; {WHEN}'),
         ('interval', 3, f'interval: is 3; {WHEN}'),
@@ -72,28 +60,6 @@ WHEN = 'allowed: first, checkpoint, last and Composer times'
 )
 def test_an_invalid_setting_is_an_error_with_its_place_and_what_is_allowed(key: str, value: Any, problem: str):
     assert problem_of(key, value).startswith(f'eval_gauntlet: {problem}')
-
-
-@pytest.mark.parametrize('key', ['tasks', 'gauntlet', 'score'])
-@pytest.mark.parametrize('value', [True, False, 3, 0, 1.5, '', ' ', b'x', [], {}], ids=repr)
-def test_a_source_of_the_wrong_kind_is_refused_with_its_key_and_what_is_allowed(key: str, value: Any):
-    found = f'an empty {"list" if value == [] else "mapping"}' if value in ([], {}) else repr(value)
-    assert problem_of(key, value).startswith(f'eval_gauntlet: {key}: is {found}; allowed: a path')
-
-
-def test_all_invalid_sources_are_listed_at_once():
-    with pytest.raises(ConfigError) as raised:
-        decode_settings({'tasks': 3, 'gauntlet': True, 'score': [], 'interval': 3})
-    assert [problem.split(': ')[1] for problem in raised.value.problems] == ['tasks', 'gauntlet', 'score', 'interval']
-
-
-def test_sources_of_every_allowed_kind_are_kept():
-    gauntlet: dict[str, Any] = {'categories': []}
-    for tasks in ('t.yaml', ['a.yaml', 'b.yaml'], [TASK]):
-        for score in ('s.yaml', {'dataset': 'math'}, [{'dataset': 'math'}]):
-            for given in ('g.yaml', gauntlet):
-                settings = decode_settings({'tasks': tasks, 'score': score, 'gauntlet': given})
-                assert (settings.tasks, settings.score, settings.gauntlet) == (tasks, score, given)
 
 
 def test_the_cache_folder_is_the_users_or_that_of_the_environment(monkeypatch, tmp_path):

@@ -219,14 +219,6 @@ def test_without_a_rule_file_and_key_order_do_not_change_the_cluster():
     assert cluster_of('any', query('Why?', category='a', id=1)) == cluster_of('any', query('Why?', category='b', id=2))
 
 
-def test_a_human_eval_problem_is_one_cluster_in_all_files_and_languages():
-    assert cluster_of('human_eval-0.5', problem(12)) == cluster_of('human_eval', problem(12, prompt='def f():\n x'))
-    assert cluster_of('human_eval', problem(12)) == cluster_of('processed_human_eval_cpp', problem(12, 'CPP'))
-    assert cluster_of('human_eval', problem(12)) == cluster_of('processed_human_eval_js', problem(12, 'JavaScript'))
-    assert cluster_of('human_eval', problem(12)) != cluster_of('human_eval', problem(12, 'Hand'))
-    assert cluster_of('human_eval', problem(3, 'Hand')) == cluster_of('human_eval-0.25', problem(3, 'Hand', 'x'))
-
-
 def test_sources_are_shared_between_files():
     one, two, _ = ROWS['winogender_mc_male']
     assert cluster_of('winogender_mc_male', one) == cluster_of('winogender_mc_female', two)
@@ -235,6 +227,8 @@ def test_sources_are_shared_between_files():
     assert cluster_of('logi_qa', ROWS['logi_qa'][0]) == cluster_of('logiqa-en', ROWS['logiqa-en'][1])
     spaced, dense, _ = ROWS['simple_arithmetic_nospaces']
     assert cluster_of('simple_arithmetic_withspaces', spaced) == cluster_of('simple_arithmetic_nospaces', dense)
+    assert cluster_of('human_eval', problem(12)) == cluster_of('processed_human_eval_cpp', problem(12, 'CPP'))
+    assert cluster_of('human_eval', problem(12)) != cluster_of('human_eval', problem(12, 'Hand'))
     assert cluster_of('mmlu', ROWS['mmlu'][0]) == cluster_of('mmlu_pro_test', ROWS['mmlu_pro_test'][1])
 
 

@@ -75,6 +75,10 @@ def test_files_are_imported_from_anywhere_below_a_folder(gauntlet: Gauntlet, tmp
     assert gauntlet('data', 'import', source, '--to', to)[1].splitlines()[-1] == '3 files: 3 there already'
     status, out, _ = gauntlet('data', 'verify', to)
     assert status == 0 and statuses(out) == {'copa': 'right', 'boolq': 'right', 'algebra': 'no hash'}
+    there = write(to / COPA, b'mine\n')
+    status, _, err = gauntlet('data', 'import', source, '--to', to)
+    assert status == 1 and f'{there}: ' in err and '--overwrite' in err and there.read_bytes() == b'mine\n'
+    assert gauntlet('data', 'import', source, '--to', to, '--overwrite')[0] == 0 and files_in(to)[COPA] == ROWS[COPA]
 
 
 @pytest.mark.usefixtures('small_manifest')
@@ -100,16 +104,6 @@ def test_import_rejects_other_bytes_and_names_both_hashes(gauntlet: Gauntlet, tm
     for word in (COPA, str(other), sha256(ROWS[COPA]).hexdigest(), sha256(ROWS[COPA][:-1]).hexdigest()):
         assert word in err
     assert not (tmp_path / 'to').exists()
-
-
-@pytest.mark.usefixtures('small_manifest')
-def test_import_replaces_a_different_file_only_with_overwrite(gauntlet: Gauntlet, tmp_path: Path):
-    write(tmp_path / 'from' / 'copa.jsonl', ROWS[COPA])
-    there = write(tmp_path / 'to' / COPA, b'mine\n')
-    words = ('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to', 'copa')
-    status, _, err = gauntlet(*words)
-    assert status == 1 and str(there) in err and '--overwrite' in err and there.read_bytes() == b'mine\n'
-    assert gauntlet(*words, '--overwrite')[0] == 0 and there.read_bytes() == ROWS[COPA]
 
 
 @pytest.mark.usefixtures('small_manifest')

@@ -70,7 +70,7 @@ def test_an_empty_file_and_a_missing_file_are_errors(write_jsonl, tmp_path):
     assert problems(tmp_path, 'schema') == ['rows.jsonl: has no rows; allowed: one JSON object per line']
 
 
-def test_an_empty_continuation_is_an_error(write_jsonl, tmp_path):
+def test_an_empty_continuation_and_a_negative_gold_are_errors(write_jsonl, tmp_path):
     write_jsonl('rows.jsonl', [{**PASSAGE, 'continuation': ' '}])
     assert problems(tmp_path, 'language_modeling') == ['rows.jsonl:1: continuation is empty; allowed: text']
     write_jsonl('rows.jsonl', [{**SCHEMA, 'gold': -1}])

@@ -186,12 +186,6 @@ def test_unequal_answers_are_not_equal(comparer: Comparer):
     assert [pair for pair in UNEQUAL if comparer.equal(*pair) or comparer.equal(*pair[::-1])] == []
 
 
-def test_batches_of_comparisons_equal_single_ones(comparer: Comparer):
-    with closing(Comparer()) as another:
-        outcomes = another.equal_many((*EQUAL, *UNEQUAL))
-    assert outcomes == [comparer.equal(*pair) for pair in (*EQUAL, *UNEQUAL)]
-
-
 def test_numbers_and_words_need_no_worker():
     with closing(Comparer()) as comparer:
         assert comparer.equal(r'\frac{3}{4}', '0.75')

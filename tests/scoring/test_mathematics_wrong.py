@@ -5,7 +5,6 @@ A seeded generator makes them from hand-written right answers and, if available,
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections import Counter
@@ -14,7 +13,6 @@ from contextlib import closing
 from fractions import Fraction
 
 import pytest
-from paths import SHARED_DATA
 
 from llmfoundry_gauntlet.scoring.math_forms import NUMBER, SET, TEXT, TUPLE, Form, forms_of
 from llmfoundry_gauntlet.scoring.mathematics import Comparer, gold_of
@@ -237,10 +235,6 @@ def test_wrong_answers_to_hand_written_golds_are_refused():
 
 
 @pytest.mark.parametrize('seed', [1, 2, 3])
-def test_wrong_answers_to_real_golds_are_refused(seed: int):
-    folder = SHARED_DATA / 'score' / 'hendrycks_math'
-    if not folder.is_dir():
-        pytest.skip('MATH (../shared/data/score/hendrycks_math) is not here')
-    rows = [json.loads(line) for path in sorted(folder.glob('*.jsonl')) for line in path.read_bytes().splitlines()]
+def test_wrong_answers_to_real_golds_are_refused(rows: list[dict[str, str]], seed: int):
     golds = sorted({gold_of(row['problem'], row['solution'], None) for row in rows})
     assert_none_accepted(list(wrong_answers(golds, NUM_WRONG, seed)))
