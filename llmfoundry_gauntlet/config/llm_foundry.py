@@ -178,7 +178,12 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
         return notes.mapped(given)
     settings = icl_settings(keys, notes, num_ranks=num_ranks)
     if 'icl_tasks' in keys:
-        settings |= icl_schedule({**given, **keys}, own, notes)
+        values = {**given, **keys}
+        if 'eval_interval' in values or 'eval_first' in values or own.get('interval') is None:
+            settings['interval'] = interval_of(values, notes)
+        if 'max_seq_len' in values and 'icl_seq_len' not in values and own.get('max_seq_len') is None:
+            settings['max_seq_len'] = values['max_seq_len']
+            notes.lines.append(f'icl_seq_len is not given -> max_seq_len: {values["max_seq_len"]}, the training length')
         given.pop('eval_interval', None)  # now the callback's
     else:
         notes.no_effect({'eval_first': f'callbacks.{CALLBACK}.interval takes its place'}, keys)
@@ -260,17 +265,6 @@ def icl_settings(keys: Mapping[str, Any], notes: Notes, *, num_ranks: int) -> di
             notes.lines.append(f'{key}: {num_batches} -> subset_items: {settings["subset_items"]} ({how})')
     if num_rows is not None and 'subset_items' not in settings:
         notes.lines.append(f'{size}: no effect on scores or speed: batches are made by tokens (tokens_per_batch)')
-    return settings
-
-
-def icl_schedule(values: Mapping[str, Any], own: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
-    """Return the interval and length from llm-foundry's keys, unless only the callback's `own` keys set them."""
-    settings: dict[str, Any] = {}
-    if 'eval_interval' in values or 'eval_first' in values or own.get('interval') is None:
-        settings['interval'] = interval_of(values, notes)
-    if 'max_seq_len' in values and 'icl_seq_len' not in values and own.get('max_seq_len') is None:
-        settings['max_seq_len'] = length = values['max_seq_len']
-        notes.lines.append(f'icl_seq_len is not given -> max_seq_len: {length}, the training length')
     return settings
 
 

@@ -206,14 +206,11 @@ def test_a_row_that_its_rule_does_not_match_falls_back_to_its_prompt(stem):
     assert len(set(names(stem, row, *ROWS[stem]))) == 3
 
 
-def test_without_a_rule_repeated_prompts_share_a_cluster_whatever_their_answers():
+def test_without_a_rule_repeated_prompts_share_a_cluster_whatever_file_key_order_and_answers():
     one, two = context('Paris is in', 'France'), context('Paris is in', 'Europe')
     assert cluster_of('any', one) == cluster_of('any', two) != cluster_of('any', context('Rome is in', 'Italy'))
     asked = {'context': 'How many?', 'answer': '1', 'aliases': ['one'], 'chain_of_thought': 'half of 2'}
     assert cluster_of('any', asked) == cluster_of('any', {'context': 'How many?', 'answer': '2', 'aliases': []})
-
-
-def test_without_a_rule_file_and_key_order_do_not_change_the_cluster():
     row = query('Why is it so?')
     assert cluster_of('any', row) == cluster_of('other', dict(reversed(row.items())))
     assert cluster_of('any', query('Why?', category='a', id=1)) == cluster_of('any', query('Why?', category='b', id=2))

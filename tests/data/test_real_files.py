@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,23 +63,6 @@ def test_every_published_file_is_read_without_an_error(tasks: dict[str, Any], ex
     assert len(examples) >= 49
     counts = {stem: len({example.cluster for example in examples[stem]}) for stem in CLUSTERS}
     assert counts == CLUSTERS
-
-
-def test_oddities_of_the_real_files_survive_reading(real_data: Path):
-    """The counts are those of the files themselves."""
-
-    def rows(uri: str) -> list[Any]:
-        return [row for _, row in read_rows(str(real_data / f'{uri}.jsonl'))]
-
-    def hard_spaces(uri: str) -> int:
-        return sum(isinstance(text, str) and '\u00a0' in text for row in rows(uri) for text in row.values())
-
-    assert hard_spaces('reading_comprehension/pubmed_qa_labeled') == 53
-    assert hard_spaces('reading_comprehension/coqa') == 205
-    assert rows('language_understanding/lambada_openai')[4462]['continuation'] == '\n\nrecorder'
-    sums = rows('symbolic_problem_solving/simple_arithmetic_withspaces')
-    assert all(row['continuation'].startswith(' ') for row in sums)
-    assert {row['gold'] for row in rows('commonsense_reasoning/bigbench_strange_stories')} == {0}
 
 
 def test_every_row_of_every_real_multiple_choice_file_gives_its_options(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import pytest
@@ -133,12 +132,6 @@ def test_a_test_without_calls_fails():
 def test_an_error_of_the_test_is_the_reason():
     outcome = python('def check(candidate):\n    candidate(1)\n    missing()\n', '    return 1\n')
     assert outcome == Outcome(False, 'NameError in the test, after call 1')
-
-
-def test_late_programs_fail():
-    started = time.monotonic()
-    outcome = check_completion(problem(PYTHON), '    while True: pass\n', sandbox(), seconds=1.0)
-    assert outcome == Outcome(False, 'not done in time') and time.monotonic() - started < 60
 
 
 SUM = {'solution': '    return sum(x)\n', 'prompt': 'def f(x):\n'}
