@@ -6,7 +6,6 @@ as long as the costliest forward of every step. Each test prints what it measure
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from llmfoundry_gauntlet.engine.continuous import (
     LEAST_BATCHES,
     ContinuousBatch,
     assign_continuous_batches,
-    expected_tokens,
 )
 from llmfoundry_gauntlet.engine.model import MOST_TOKENS
 from llmfoundry_gauntlet.engine.plan import STREAM, Batch, plan
@@ -39,7 +37,7 @@ from llmfoundry_gauntlet.evaluation.run import (
     prepare_evaluation,
 )
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.types import Generation, Ids, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.types import Ids, ItemKey, ScoreRequest
 
 TASKS = str(ROOT / 'yamls/tasks/gauntlet_v0.1.yaml')
 STAND_INS = {'safety/bbq.jsonl': 'safety/bbq_standin.jsonl'}  # of the real files, where the first is not there
@@ -251,9 +249,6 @@ def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, dev
         assert above < ABOVE_MEAN or len(batches) < 2 * num_ranks  # a batch is decoded by one rank
 
 
-# Estimates from parts that were timed.
-
-
 def test_a_shared_prefix_counts_once():
     """Forty rows of 25 tokens after the same 100; a choice of a single token adds nothing."""
     shared = np.arange(100, dtype=np.int32)
@@ -272,23 +267,3 @@ def test_a_shared_prefix_counts_once():
     found = scored_tokens(batches)
     assert sum(found.values()) == whole
     assert found['second'] in (30 * 25, 30 * 25 + length)
-
-
-@pytest.mark.parametrize(
-    ('lengths', 'most', 'expected'),
-    [
-        # Two ended in 10 tokens together, two were truncated after 5: 2 ends in 20 tokens.
-        ([(4, False), (6, False), (5, True), (5, True)], 30, math.fsum(0.9**before for before in range(30))),
-        ([(4, False), (6, False), (5, True), (5, True)], 1, 1.0),
-        ([(8, True)] * 3, 100, 100),  # none ended
-        ([], 7, 7),
-        ([(1, False)] * 3, 100, 1.0),  # all ended at once
-    ],
-)
-def test_expected_length_is_geometric(lengths, most: int, expected: float):
-    """Each token ends a generation with the same probability."""
-    generations = [
-        Generation(key=ItemKey('a', 0), text='', num_tokens=count, is_truncated=is_truncated)
-        for count, is_truncated in lengths
-    ]
-    assert expected_tokens(generations, most) == pytest.approx(expected)

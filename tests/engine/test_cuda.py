@@ -82,28 +82,25 @@ def no_waits_in_layers(model: Any, gpu: FakeCuda) -> Iterator[None]:
         hook.remove()
 
 
-@pytest.mark.parametrize(('name', 'precision'), FAMILIES)
-def test_every_family_scores_as_on_the_cpu(name: str, precision: str):
+@pytest.mark.parametrize(
+    ('name', 'precision', 'layout'),
+    [
+        *((name, precision, LAYOUT_OF[name]) for name, precision in FAMILIES),
+        *(('llama', precision, PADDED_ROWS) for precision in PRECISIONS),
+    ],
+)
+def test_every_family_scores_as_on_the_cpu(name: str, precision: str, layout: str):
     """In its layout, with cached prefixes. In half precision the typical row agrees.
 
     Mutations: a tensor left on the CPU; keys of another segment; a causal mask aligned with the first key; an index
     copied in each layer.
     """
     with on_gpu(name, precision) as (gpu, language_model), no_waits_in_layers(language_model.model, gpu):
-        found = outputs_of(language_model, LAYOUT_OF[name], gpu)
+        found = outputs_of(language_model, layout, gpu)
     with torch.no_grad(), autocast(CPU, precision):
-        expected = outputs_of(CausalLanguageModel(network(name, precision), device=CPU), LAYOUT_OF[name])
+        expected = outputs_of(CausalLanguageModel(network(name, precision), device=CPU), layout)
     off = np.abs(found - expected)
     assert (off.max() < 1e-4) if precision == FP32 else (np.median(off) < 0.05)
-
-
-@pytest.mark.parametrize('precision', PRECISIONS)
-def test_padded_rows_score_as_on_the_cpu(precision: str):
-    with on_gpu('llama', precision) as (gpu, language_model), no_waits_in_layers(language_model.model, gpu):
-        found = outputs_of(language_model, PADDED_ROWS, gpu)
-    with torch.no_grad(), autocast(CPU, precision):
-        expected = outputs_of(CausalLanguageModel(network('llama', precision), device=CPU), PADDED_ROWS)
-    assert np.abs(found - expected).max() < (1e-4 if precision == FP32 else 0.05)
 
 
 @pytest.mark.parametrize('precision', PRECISIONS)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any
 
 import generations
@@ -20,8 +20,7 @@ import torch
 from generations import LAYOUT_OF, generator_of, letters, request, tokens
 
 from llmfoundry_gauntlet.engine import generate
-from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM
-from llmfoundry_gauntlet.engine.kv_cache import GROWTH, KVCache
+from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM, Usage
 from llmfoundry_gauntlet.engine.logits import output_layer, uniform_draws
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.types import GenerateRequest, Sampling, StopRule
@@ -90,18 +89,7 @@ def test_a_generation_ends_at_its_stop_and_frees_its_slot(layout: str):
         assert [one.num_tokens for one in found] == [len(text) for text in expected]
 
 
-def test_a_batch_without_requests_makes_no_forward():
-    model = networks.network()
-    model.register_forward_pre_hook(lambda *_: 1 / 0)
-    assert generations.run(generator_of(model, CACHE), []) == []
-
-
 # What is run.
-
-
-def distinct_prompts(requests: Sequence[GenerateRequest]) -> int:
-    """Return the number of tokens of all distinct prompts."""
-    return sum(len(context) // 4 for context, _ in groupby(requests, key=lambda one: one.context.tobytes()))
 
 
 def test_a_prompt_is_run_once():
@@ -122,7 +110,7 @@ def test_a_prompt_is_run_once():
         for num_slots in NUMBERS_OF_SLOTS:
             generator = generator_of(model, layout)
             assert generations.texts(generator, requests, num_slots, tokens_per_batch=5000) == expected
-            assert generator.usage.prompt_tokens == distinct_prompts(requests) == 18
+            assert generator.usage.prompt_tokens == sum(map(len, prompts)) == 18
             assert generator.usage.generated_tokens == sum(one.max_new_tokens - 1 for one in requests)
 
 
@@ -130,15 +118,11 @@ def test_usage_counts_padding_and_repeated_tokens():
     """By hand: prompts of 5 and 2 tokens together; then 3 tokens after a prompt of 4, in rows of 4, 5 and 6."""
     generator = generator_of(networks.network(), CACHE)
     generations.run(generator, [request(0, [3] * 5, 2), request(1, [4] * 2, 1)])
-    assert (generator.usage.prompt_tokens, generator.usage.padding_tokens, generator.usage.generated_tokens) == (
-        7,
-        3,
-        1,
-    )
+    assert generator.usage == Usage(steps=1, prompt_tokens=7, padding_tokens=3, generated_tokens=1)
     assert generator.usage.wasted == 3 / 11
     generator = generator_of(networks.network(), NO_CACHE)
     generations.run(generator, [request(0, [3] * 4, 3)])
-    assert (generator.usage.padding_tokens, generator.usage.generated_tokens) == (3 + 4 + 5, 3)
+    assert generator.usage == Usage(steps=3, padding_tokens=3 + 4 + 5, generated_tokens=3)
 
 
 @every_layout
@@ -164,27 +148,6 @@ def test_logits_are_made_at_one_position_per_row(layout: str):
     output_layer(model).register_forward_hook(lambda _, inputs, output: places.append(output[..., 0].numel()))
     generations.run(generator_of(model, layout), generations.mixed_requests(), 4, tokens_per_batch=5000)
     assert max(places) == 4
-
-
-@pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE])
-def test_the_cache_shifts_sequences_to_the_left(layout: str, monkeypatch):
-    """Twelve generations of up to 22 tokens, two at a time. Mutations: `_grow` without keys, or without `starts`."""
-    caches = []
-
-    def made(*args: Any, **kwargs: Any) -> KVCache:
-        caches.append(KVCache(*args, **kwargs))
-        return caches[-1]
-
-    monkeypatch.setattr(generate, 'KVCache', made)
-    rng = np.random.default_rng(3)
-    requests = [request(row, networks.draw(rng, 1 + row % 2), 22 - row) for row in range(9)]
-    requests += [request(8, requests[8].context, 18, sample=n) for n in (1, 2, 3)]
-    model = networks.network(FAMILY_OF[layout])
-    expected = [letters(ids) for ids in generations.generated_alone(model, requests)]
-    assert generations.texts(generator_of(model, layout), requests, 2) == expected
-    (cache,) = caches
-    assert cache.moved > 42
-    assert cache.mask.shape[1] <= 24 + GROWTH
 
 
 # Drawn tokens.
@@ -277,8 +240,11 @@ def limit_rows(model: Any, most: int, after: int = 0) -> list[int]:
 @every_layout
 @pytest.mark.parametrize('after', [0, 7])
 def test_slots_are_halved_when_memory_runs_out(layout: str, after: int, caplog):
-    """At the start or in the middle; later batches keep the limit. Mutation: `most_slots` not kept."""
-    model, requests = networks.network(FAMILY_OF[layout]), [*generations.mixed_requests()[2:], *sampled_requests()]
+    """At the start or in the middle; later batches keep the limit; a single row that does not fit is an error.
+
+    Mutations: `most_slots` not kept; halve forever.
+    """
+    model, requests = networks.network(FAMILY_OF[layout]), [*generations.mixed_requests(), *sampled_requests()]
     expected = generations.texts(generator_of(model, layout), requests, 8, tokens_per_batch=1000)
     sizes = limit_rows(model, 3, after)
     generator = generator_of(model, layout)
@@ -292,6 +258,9 @@ def test_slots_are_halved_when_memory_runs_out(layout: str, after: int, caplog):
     sizes.clear()
     assert generations.texts(generator, requests, 8, tokens_per_batch=1000) == expected
     assert max(sizes) == 2
+    limit_rows(model, 0)
+    with pytest.raises(ModelError, match='1 rows of up to 44 tokens do not fit into the memory of the device: 1 rows'):
+        generations.run(generator, requests, 8)
 
 
 @every_layout
@@ -312,14 +281,6 @@ def test_finished_generations_survive_running_out_of_memory(layout: str):
     assert generator.most_slots == 1
     assert (chosen[0], chosen[1]) == (3, 3)
     assert min(chosen.values()) == 3
-
-
-def test_a_single_row_that_does_not_fit_is_an_error():
-    """Mutation: halve forever."""
-    model = networks.network()
-    limit_rows(model, 0)
-    with pytest.raises(ModelError, match='1 rows of up to 44 tokens do not fit into the memory of the device: 1 rows'):
-        generations.run(generator_of(model, CACHE), generations.mixed_requests(), 8)
 
 
 @every_layout

@@ -79,27 +79,6 @@ def test_rotary_frequencies_of_a_generation_are_its_own(kind: str, layout: str):
         assert found == {one.key: expected[one.key] for one in chosen}
 
 
-@pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE, NO_CACHE])
-def test_rotary_frequencies_matter_for_the_test_above(layout: str):
-    """Precondition of the test above."""
-    rng = np.random.default_rng(6)
-    requests = [request(0, draw(rng, 8), 12), request(1, draw(rng, 41), 12)]
-    together, alone = (
-        generations.texts(generator_of(networks.stretched('dynamic'), layout), chosen, 2, tokens_per_batch=1000)
-        for chosen in (requests, requests[:1])
-    )
-    assert together[0] != alone[0]
-
-
-def test_a_compiled_model_generates_uncompiled():
-    """Every step has another shape, and training needs no recompilation. Mutation: ignore `_orig_mod`."""
-    model, requests = networks.network(), generations.mixed_requests()
-    expected = [letters(ids) for ids in generations.generated_alone(model, requests)]
-    with networks.compiled_for_training(model) as compiled:
-        for layout in (PROMPT_STREAM, CACHE, NO_CACHE):
-            assert generations.texts(generator_of(compiled, layout), requests) == expected
-
-
 def check_within_rounding(model: Any, requests: list[GenerateRequest], texts: list[str], eps: float) -> None:
     """Check that every token is within a few roundings of the most probable one by a bare forward."""
     for one, text in zip(requests, texts, strict=True):
@@ -123,14 +102,6 @@ def test_half_and_mixed_precision_generate_the_most_probable_tokens(
         texts = generations.texts(generator, requests)
         check_within_rounding(model, requests, texts, torch.finfo(dtype).eps)
     assert generator.rounding == torch.finfo(dtype).eps
-
-
-@pytest.mark.parametrize('layout', [CACHE, NO_CACHE])
-def test_the_rounding_is_that_of_the_output_layer(layout: str):
-    """GPT-J converts its logits to float32. Mutation: use the rounding of the returned logits."""
-    generator = generator_of(networks.network('gptj').to(torch.bfloat16), layout)
-    generations.texts(generator, generations.mixed_requests())
-    assert generator.rounding == torch.finfo(torch.bfloat16).eps
 
 
 # Prompts in a stream.

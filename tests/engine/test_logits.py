@@ -12,7 +12,7 @@ from networks import CPU, PREFIX_BUDGET
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from llmfoundry_gauntlet.engine import logits as reducing
-from llmfoundry_gauntlet.engine.logits import LogitReader, output_layer, reading, same
+from llmfoundry_gauntlet.engine.logits import LogitReader, output_layer, reading
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, plan
 from llmfoundry_gauntlet.engine.trees import lay_out_rows
@@ -85,13 +85,10 @@ def test_a_common_offset_of_logits_loses_no_precision(offset: float):
     np.testing.assert_allclose(found.scores()[0], exact, rtol=0, atol=5e-6)
 
 
-def test_huge_logits_do_not_overflow():
+def test_huge_logits_do_not_overflow_and_missing_positions_are_an_error():
     found = reader([0, 0], [0, 1])
     found.take(torch.tensor([[1e30, 0.0, 1e30]]))
     assert found.scores()[0].tolist() == pytest.approx([-math.log(2), -1e30])
-
-
-def test_missing_positions_are_an_error():
     found = reader([0, 3], [1, 1])
     found.take(torch.zeros(1, 4))
     with pytest.raises(RuntimeError, match='logits of 1 positions were made, 2 are read'):
@@ -119,36 +116,6 @@ def test_the_output_layer_computes_only_the_positions_read(monkeypatch, size: in
         assert layer(hidden).numel() == 1
     np.testing.assert_allclose(found.scores()[0], logprobs.detach().numpy(), atol=1e-5)
     assert sum(made) == len(set(reads.tolist())) and max(made) <= size
-
-
-def test_chunks_are_smaller_for_large_vocabularies(monkeypatch):
-    monkeypatch.setattr(reducing, 'CHUNK_ELEMENTS', 100)
-    layer, made = torch.nn.Linear(8, 30), []
-    found = reader(list(range(10)), [0] * 10)
-    with torch.no_grad(), reading(layer, found, lambda logits: made.append(len(logits)) or logits):
-        layer(torch.randn(1, 10, 8))
-    assert made == [3, 3, 3, 1]
-
-
-@pytest.mark.parametrize('own', [False, True])
-def test_the_forward_of_the_output_layer_is_restored(own: bool):
-    """Also after an error, and one set on the instance, as accelerate's hooks do.
-
-    Mutations: no `finally`; always `del`.
-    """
-    layer = torch.nn.Linear(4, 4)
-    if own:
-        layer.forward = lambda hidden: hidden + 1
-    before = dict(layer.__dict__)
-    hidden = torch.zeros(1, 4)
-    expected = layer(hidden)
-    for fails in (False, True):
-        with pytest.raises(ZeroDivisionError) if fails else torch.no_grad(), reading(layer, reader([0], [0]), same):
-            layer(hidden)
-            if fails:
-                raise ZeroDivisionError
-        assert dict(layer.__dict__) == before
-        assert torch.equal(layer(hidden), expected)
 
 
 class ScaledAndShifted(LlamaForCausalLM):
@@ -239,11 +206,12 @@ def test_a_cap_is_learned_from_logits_too_small_to_show_it():
     networks.check_against_bare_forwards(model, batch.requests, networks.run(language_model, [batch]))
 
 
-def test_unknown_changes_of_logits_are_left_to_the_model():
-    """Mutation: use the last known function if none fits."""
-    model = of_class(ScaledAndShifted)
-    check_all_layouts(model, learns=False)
-    assert output_layer(model) is model.lm_head
+@pytest.mark.parametrize('model', [ScaledAndShifted, ByEmbedding])
+def test_unknown_changes_of_logits_are_left_to_the_model(model):
+    """Mutations: the last known function if none fits; any module that `get_output_embeddings` returns."""
+    network = of_class(model)
+    check_all_layouts(network, learns=False)
+    assert output_layer(network) is network.lm_head
 
 
 @pytest.mark.parametrize('model', [CutLogits, ScaledAndShifted])
@@ -258,10 +226,3 @@ def test_logits_of_another_shape_or_precision_are_left_to_the_model(model):
         (output,) = language_model.run(batch)
         logprobs, _ = networks.alone(network, batch.requests[0].contexts[0], batch.requests[0].continuations[0])
     np.testing.assert_allclose(output.logprobs[0], logprobs, atol=1e-5)
-
-
-def test_a_model_without_output_layer_makes_its_own_logits():
-    """Mutation: accept any module that `get_output_embeddings` returns."""
-    model = of_class(ByEmbedding)
-    assert output_layer(model) is None
-    check_all_layouts(model, learns=False)

@@ -215,6 +215,23 @@ def test_the_probe_reports_and_restores_the_generator():
     assert str(found).startswith('key-value cache, prompts in a token stream (probe: 8 generations within ')
 
 
+@pytest.mark.parametrize(
+    ('family', 'heads', 'dtype'),
+    [
+        ('llama', 2, torch.float32),  # two of four heads
+        ('llama', 2, torch.bfloat16),
+        ('mpt', 4, torch.float32),
+        ('gpt_bigcode', 4, torch.float32),  # has one, which transformers repeats before attention
+    ],
+)
+def test_the_kv_cache_is_measured_by_the_probe(family: str, heads: int, dtype: torch.dtype):
+    """All have two layers and heads of width 8."""
+    model = networks.network(family).to(dtype)
+    generator = TextGenerator(CausalLanguageModel(model, device=CPU), GenerationDecoder(Letters()))
+    probe_generation(generator, vocabulary=networks.VOCABULARY, longest=40)
+    assert generator.cached_bytes == 2 * 2 * heads * 8 * dtype.itemsize
+
+
 def test_every_rank_makes_the_same_forwards():
     """Ranks of a sharded model must probe the same prompts. Mutation: prompts without a fixed seed."""
     made = []

@@ -136,17 +136,6 @@ def test_a_stop_is_found_among_undecodable_tokens(name: str, data):
     check(ids + after, GenerationDecoder(tokenizer), ['Q:', '\n\n', '!', ' a'])
 
 
-@every_tokenizer
-def test_every_substring_stops_where_it_ends(name: str):
-    """Also within a token. Mutation: a stop must end with its token."""
-    tokenizer = TOKENIZERS[name]
-    decoder, ids = GenerationDecoder(tokenizer), encode(tokenizer, MIXED)
-    assert decoder.text(ids).lstrip() == MIXED
-    for start in range(0, len(MIXED), 3):
-        for length in (1, 2, 5, 11):
-            check(ids, decoder, [MIXED[start : start + length]])
-
-
 def test_stops_by_hand():
     """He-ll-o is three tokens, an empty line two."""
     tokenizer = TOKENIZERS['rotary_bos']
@@ -218,7 +207,7 @@ def test_the_token_limit_truncates():
     assert [outcome(limit, '\n\n') for limit in (6, 7, 8)] == [(6, True), (7, False), (7, False)]
 
 
-def test_a_special_end_token_counts_but_is_no_text():
+def test_a_special_end_token_counts_but_is_no_text_and_a_failed_generation_ends():
     tokenizer = TOKENIZERS['rotary_bos']
     (newline,) = encode(tokenizer, '\n')
     decoder = GenerationDecoder(tokenizer, {tokenizer.eos_token_id, newline})
@@ -227,6 +216,12 @@ def test_a_special_end_token_counts_but_is_no_text():
     assert (special.text, special.num_tokens, special.is_truncated, special.is_finite) == ('Hello', 4, False, True)
     assert generated([*ids, newline, 8], decoder, wanted()).result().text == 'Hello\n'
     assert not generated([*ids, tokenizer.eos_token_id], GenerationDecoder(tokenizer), wanted()).is_done
+    failed = OngoingGeneration(wanted(), decoder)
+    assert failed.result().text == ''
+    failed.add(ids[0])
+    failed.fail()
+    found = failed.result()
+    assert (failed.is_done, found.num_tokens, found.is_finite, found.is_truncated) == (True, 1, False, False)
 
 
 @every_tokenizer
@@ -240,17 +235,6 @@ def test_a_dropped_leading_space_is_restored(name: str):
     generation = generated(encode(TOKENIZERS[name], 'Hello'), decoder, wanted([' H']))
     assert decoder.text(encode(TOKENIZERS[name], 'Hello')) == text
     assert generation.is_done == (text[0] == ' ')
-
-
-def test_empty_and_failed_generations():
-    decoder = GenerationDecoder(TOKENIZERS['alibi_pad_eos'])
-    generation = OngoingGeneration(wanted(), decoder)
-    assert generation.result().text == ''
-    generation.add(encode(decoder.tokenizer, 'H')[0])
-    generation.fail()
-    result = generation.result()
-    assert (generation.is_done, result.text, result.num_tokens) == (True, ' H', 1)
-    assert (result.is_finite, result.is_truncated) == (False, False)
 
 
 def test_a_stop_removed_by_the_tokenizer_is_ignored():
@@ -285,14 +269,9 @@ def test_decoding_is_linear_in_length(name: str, text: str, most: int):
     generation = generated(ids, GenerationDecoder(tokenizer), wanted(['never', '\n\n\n'], max_new_tokens=500))
     assert generation.is_truncated and len(generation.result().text) > 100
     assert tokenizer.decoded <= most * 500
-
-
-def test_without_stops_text_is_decoded_only_at_the_end():
-    tokenizer = Counting(TOKENIZERS['rotary_bos'])
-    generation = generated([7] * 500, GenerationDecoder(tokenizer), wanted(max_new_tokens=500))
-    assert tokenizer.decoded == 0
-    generation.result()
-    assert tokenizer.decoded == 500
+    unstopped = Counting(TOKENIZERS[name])
+    generation = generated(ids, GenerationDecoder(unstopped), wanted(max_new_tokens=500))
+    assert unstopped.decoded == 0 and generation.result() and unstopped.decoded == 500
 
 
 # What draws depend on.

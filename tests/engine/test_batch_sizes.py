@@ -1,0 +1,276 @@
+"""Continuous batches (requests that are decoded together, and their ranks), and `tokens_per_batch: auto`, by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Gemma3Config, GPT2Config, LlamaConfig, MptConfig
+
+from llmfoundry_gauntlet.engine.continuous import (
+    CACHED_PER_TOKEN,
+    LEAST_REQUESTS,
+    TOKENS_PER_SLOT,
+    ContinuousBatch,
+    assign_continuous_batches,
+    expected_tokens,
+    plan_continuous_batches,
+    prompt_families,
+)
+from llmfoundry_gauntlet.engine.model import Budget, automatic_budget, budget_in_memory
+from llmfoundry_gauntlet.types import GenerateRequest, Generation, ItemKey
+
+# Few tokens and lengths, so that prompts are equal.
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+parts = st.lists(st.tuples(prompts, st.integers(1, 5), st.booleans()), max_size=60)
+budgets = st.integers(1, 600)
+
+
+def request(row: int, context, max_new_tokens: int = 1, *, unscorable: bool = False) -> GenerateRequest:
+    return GenerateRequest(
+        key=ItemKey('t/0-shot', row),
+        context=np.array(context, dtype=np.int32),
+        max_new_tokens=max_new_tokens,
+        unscorable='too long' if unscorable else None,
+    )
+
+
+def make_requests(wanted) -> list[GenerateRequest]:
+    return [
+        request(row, [1, *context], count, unscorable=not scorable)
+        for row, (context, count, scorable) in enumerate(wanted)
+    ]
+
+
+def sizes(requests: list[GenerateRequest], tokens_per_batch: int) -> list[int]:
+    return [len(batch.requests) for batch in plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)]
+
+
+@given(parts, budgets, st.randoms(use_true_random=False))
+def test_batches_hold_every_runnable_request_once_within_their_limits(wanted, tokens_per_batch: int, random):
+    """In the order of families, the longest first, and whatever the order of requests.
+
+    Mutations: drop the last `yield` of `gather`; keep unscorable requests; order by length only or families by their
+    tokens; gather requests one by one; no key in the order; no `min` with the number of requests; no limit by tokens.
+    """
+    requests = make_requests(wanted)
+    batches = plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)
+    in_order = [one for batch in batches for one in batch.requests]
+    runnable = [one for one in requests if one.unscorable is None]
+    assert Counter(one.key for one in in_order) == Counter(one.key for one in runnable)
+    batch_of = {(one.context.tobytes(), number) for number, batch in enumerate(batches) for one in batch.requests}
+    assert len(batch_of) == len({one.context.tobytes() for one in runnable})  # equal prompts are together
+    found = prompt_families(runnable)
+    longest = [max(one.length for one in family) for family in found]
+    assert longest == sorted(longest, reverse=True)
+    assert [one.key for one in in_order] == [one.key for family in found for one in family]
+    for batch in batches:
+        assert batch.tokens_per_batch == tokens_per_batch and 1 <= batch.num_slots <= len(batch.requests)
+        assert batch.num_slots == 1 or batch.num_slots * batch.longest <= CACHED_PER_TOKEN * tokens_per_batch
+        assert batch.num_slots == 1 or batch.num_slots * TOKENS_PER_SLOT <= tokens_per_batch
+        assert len(batch.requests) <= LEAST_REQUESTS or len({one.context.tobytes() for one in batch.requests}) == 1
+    random.shuffle(requests)
+    for batch, other in zip(batches, plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch), strict=True):
+        assert [one.key for one in batch.requests] == [one.key for one in other.requests]
+        assert (batch.num_slots, batch.cost) == (other.num_slots, other.cost)
+
+
+def test_families_by_hand():
+    """Prompts share half of their tokens and 64, or all of the shorter one."""
+    prefix = [*range(100)]
+    prompts = [
+        [*prefix, 7, 8],
+        [5],
+        [*prefix[:64], 3, *range(200, 260)],
+        [5],
+        [*prefix, *range(300, 401)],
+        prefix[:63],
+        [*prefix, 9],
+    ]
+    found = prompt_families([request(row, prompt) for row, prompt in enumerate(prompts)])
+    assert [sorted(one.key.row for one in family) for family in found] == [[4], [0, 2, 6], [5], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ('length', 'tokens_per_batch', 'num_slots'),
+    [
+        (128, 2048, 16),
+        (1024, 2048, 16),
+        (1025, 2048, 15),
+        (2048, 2048, 8),
+        (20_000, 2048, 1),
+        (10, 127, 1),
+        (64, 384, 3),
+    ],
+)
+def test_slots_by_hand(length: int, tokens_per_batch: int, num_slots: int):
+    """One slot for 128 tokens of a batch, and 8 cached tokens for each of its tokens.
+
+    The longest sequence counts, although others are short. Mutation: use the last request.
+    """
+    for shortest in (length, min(length, 10)):
+        requests = [request(row, [row] * ((length if row == 7 else shortest) - 4), 4) for row in range(16)]
+        batch, *_ = plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)
+        assert batch.num_slots == min(num_slots, len(batch.requests)) and batch.longest == length
+
+
+def test_the_number_of_batches_suits_the_number_of_requests():
+    """3,000 requests make 32 batches of 94; 66 make one of 64 and a rest; at least four per slot.
+
+    Requests for one prompt are never split.
+    """
+    many = [request(row, [row] * 100, 28) for row in range(3000)]
+    assert sizes(many, 16_384) == [94] * 31 + [86]
+    assert sizes(many[:66], 16_384) == [64, 2]
+    assert sizes(many[:10], 256) == [8, 2]
+    assert sorted(sizes([request(row, [row < 80] * 5, 3) for row in range(100)], 2048)) == [20, 80]
+    assert sizes([request(0, [1], unscorable=True)], 100) == []
+    with pytest.raises(ValueError, match='tokens_per_batch is 0; allowed: 1 or more'):
+        sizes([], 0)
+
+
+def test_the_cost_of_a_batch_by_hand():
+    """Prompts of 3 and 2 tokens, plus 4 times half of 6 + 6 + 8 tokens."""
+    requests = [request(0, [1, 2, 3], 6), request(1, [1, 2, 3], 6), request(2, [4, 5], 8)]
+    (batch,) = plan_continuous_batches(requests, tokens_per_batch=2048)
+    assert batch.cost == 3 + 2 + 4 * 0.5 * 20
+    assert batch.longest == 10
+
+
+@given(st.lists(st.integers(1, 1000), max_size=40), st.integers(1, 9))
+def test_ranks_get_equal_numbers_of_batches_and_similar_work(costs, num_ranks: int):
+    """When a rank gets its last batch, no rank has less work.
+
+    Mutations: batches in the given order; batches counted instead of costed; no empty batches.
+    """
+    batches = [
+        ContinuousBatch(requests=(request(row, [1]),), num_slots=1, tokens_per_batch=9, cost=cost)
+        for row, cost in enumerate(costs)
+    ]
+    ranks = assign_continuous_batches(batches, num_ranks=num_ranks)
+    assert len(ranks) == num_ranks
+    assert len(set(map(len, ranks))) == 1
+    assert sorted(batch.requests[0].key for mine in ranks for batch in mine if batch.requests) == [
+        batch.requests[0].key for batch in batches
+    ]
+    loads = [sum(batch.cost for batch in mine) for mine in ranks]
+    for mine, load in zip(ranks, loads, strict=True):
+        found = [batch.cost for batch in mine]
+        assert found == sorted(found, reverse=True)
+        assert load - min([cost for cost in found if cost], default=0) <= min(loads)
+
+
+@pytest.mark.parametrize(
+    ('lengths', 'most', 'expected'),
+    [
+        # Two ended in 10 tokens together, two were truncated after 5: 2 ends in 20 tokens.
+        ([(4, False), (6, False), (5, True), (5, True)], 30, sum(0.9**before for before in range(30))),
+        ([(4, False), (6, False), (5, True), (5, True)], 1, 1.0),
+        ([(8, True)] * 3, 100, 100),  # none ended
+        ([], 7, 7),
+        ([(1, False)] * 3, 100, 1.0),  # all ended at once
+    ],
+)
+def test_expected_length_is_geometric(lengths, most: int, expected: float):
+    """Each token ends a generation with the same probability."""
+    generations = [
+        Generation(key=ItemKey('a', 0), text='', num_tokens=count, is_truncated=is_truncated)
+        for count, is_truncated in lengths
+    ]
+    assert expected_tokens(generations, most) == pytest.approx(expected)
+
+
+# `tokens_per_batch: auto`.
+
+GIB = 2**30
+GB = 10**9
+
+# A token of scoring takes 4 * (6 * width + 3 * feed-forward width) bytes. A token of generation also takes those of 9
+# tokens in the KV cache, each with 2 * layers * key-value heads * head width values of 2 bytes in bfloat16.
+OF_125M = MptConfig(d_model=768)  # 4 * (4,608 + 9,216) = 55,296
+OF_1B = LlamaConfig(hidden_size=2048, intermediate_size=8192)  # 4 * (12,288 + 24,576) = 147,456
+OF_7B = LlamaConfig(hidden_size=4096, intermediate_size=11008)  # 4 * (24,576 + 33,024) = 230,400
+OF_70B = LlamaConfig(hidden_size=8192, intermediate_size=28672)  # 4 * (49,152 + 86,016) = 540,672
+CACHED_125M = 2 * 12 * 12 * 64 * 2  # 36,864: 387,072 a token with the scoring part
+CACHED_1B = 2 * 16 * 8 * 64 * 2  # 32,768: 442,368
+CACHED_7B = 2 * 32 * 32 * 128 * 2  # 524,288: 4,948,992
+CACHED_70B = 2 * 80 * 8 * 128 * 2  # 327,680: 3,489,792
+
+
+@pytest.mark.parametrize(
+    ('config', 'cached_bytes', 'free', 'scoring', 'generation'),
+    [
+        # Half of the free memory less 2**29 bytes, 0.54 GB, is for the batch. On a whole 80 GB, less weights in bf16:
+        # 0.25 GB of weights leave 39.34 GB: 711,000 and 101,600 tokens, more than 32,768.
+        (OF_125M, CACHED_125M, 79.75 * GB, 32768, 32768),
+        # 2.47 GB of weights leave 38.23 GB: 259,000 and 86,400 tokens.
+        (OF_1B, CACHED_1B, 77.53 * GB, 32768, 32768),
+        # 13.48 GB of weights leave 32.72 GB: 142,000 tokens, and 6,612, of which the power of two is 4,096.
+        (OF_7B, CACHED_7B, 66.52 * GB, 32768, 4096),
+        # 70B does not fit whole. Over 8: weights 17.64 GB, gathered 7.62 GB (embeddings and head 4.20 GB, two layers of
+        # 1.71 GB). 54.74 GB free leave 26.83 GB: 49,600 and 7,689 tokens.
+        (OF_70B, CACHED_70B, 54.74 * GB, 32768, 4096),
+        # Over 64: weights 2.20 GB, gathered 7.62 GB. 70.18 GB free leave 34.55 GB: 63,900 and 9,901 tokens.
+        (OF_70B, CACHED_70B, 70.18 * GB, 32768, 8192),
+        # Less memory. Half of 4 GiB less half a GiB is 1.5 GiB: 6,990 tokens of 7B, 325 with the cache.
+        (OF_7B, CACHED_7B, 4 * GIB, 4096, 256),
+        # GPT-2 names no feed-forward width: 4 * 768. 29,127 tokens of 55,296 bytes, 4,161 of 387,072.
+        (GPT2Config(), CACHED_125M, 4 * GIB, 16384, 4096),
+        # A multimodal model's text part counts.
+        (Gemma3Config(text_config={'hidden_size': 4096, 'intermediate_size': 11008}), 0, 4 * GIB, 4096, 4096),
+        # Less than the chunk of logits alone: one token, never none.
+        (OF_7B, CACHED_7B, GIB // 2, 1, 1),
+    ],
+)
+def test_scoring_and_generation_fill_half_of_the_free_memory(
+    config: Any, cached_bytes: int, free: float, scoring: int, generation: int
+):
+    found = budget_in_memory(config, int(free), cached_bytes=cached_bytes)
+    assert found == Budget(scoring=scoring, generation=generation)
+
+
+@pytest.mark.parametrize(
+    ('num_tokens', 'num_ranks', 'tokens'),
+    [
+        (10**9, 1, 2048),
+        (8192, 1, 2048),  # four batches
+        (8191, 1, 1024),
+        (16384, 2, 2048),
+        (16383, 2, 1024),
+        (1, 64, 1024),  # never less: small batches are slow
+        (10**9, 64, 2048),
+    ],
+)
+def test_each_rank_gets_four_batches_on_a_cpu(num_tokens: int, num_ranks: int, tokens: int):
+    work = {'num_tokens': num_tokens, 'num_generations': 0, 'num_ranks': num_ranks}
+    found = automatic_budget(LlamaConfig(), torch.device('cpu'), cached_bytes=10**6, **work)
+    assert (found.scoring, found.generation) == (tokens, tokens)
+
+
+@pytest.mark.parametrize(
+    ('num_generations', 'num_ranks', 'requests', 'num_batches'),
+    [
+        (2000, 1, 500, 4),
+        (2000, 8, 64, 32),
+        (2000, 64, 31, 65),
+        (5000, 64, 64, 79),
+        (20_000, 8, 625, 32),
+        (300, 8, 37, 9),
+        (300, 64, 16, 19),  # fewer would not be faster
+    ],
+)
+def test_each_rank_gets_a_continuous_batch(num_generations: int, num_ranks: int, requests: int, num_batches: int):
+    """Of prompts of 100 tokens, generations of 28 tokens and 256 slots. Mutation: the same number for all ranks."""
+    work = {'num_tokens': 10**9, 'num_generations': num_generations, 'num_ranks': num_ranks}
+    found = automatic_budget(LlamaConfig(), torch.device('cpu'), cached_bytes=10**6, **work)
+    assert found.requests == requests
+    prompts = [request(row, np.full(100, row), 28) for row in range(num_generations)]
+    batches = plan_continuous_batches(prompts, tokens_per_batch=32_768, requests_per_batch=found.requests)
+    assert len(batches) == num_batches
+    busy = [mine for mine in assign_continuous_batches(batches, num_ranks=num_ranks) if mine[0].requests]
+    assert len(busy) == min(num_ranks, num_batches)
