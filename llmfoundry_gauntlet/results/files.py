@@ -303,16 +303,6 @@ def file_clusters(sizes: FileSizes) -> dict[str, dict[str, int]] | None:
     return {category: {str(size): n for size, n in sorted(found.items())} for category, found in counts.items()} or None
 
 
-def read_file_clusters(record: Mapping[str, Mapping[str, int]]) -> FileSizes:
-    """Return the number of rows of each cluster of a data file by category, from `file_clusters`."""
-    import numpy as np
-
-    return {
-        category or None: np.repeat([int(size) for size in found], [*found.values()])
-        for category, found in record.items()
-    }
-
-
 def score_record(score: TaskScore) -> dict[str, Any]:
     """Return a task's metrics and counts, overall and by category."""
     record: dict[str, Any] = {

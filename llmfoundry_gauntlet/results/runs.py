@@ -18,13 +18,13 @@ from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import Evaluation, Scores, summarize
 from llmfoundry_gauntlet.evaluation.suite import Suite, decode_task
-from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_file_clusters, read_results, results_record
+from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_results, results_record
 from llmfoundry_gauntlet.results.journal import Finished
 from llmfoundry_gauntlet.results.report.scores import RecordedEvaluation, ScoreRow, recorded_evaluation
 from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import score_task
-from llmfoundry_gauntlet.types import ItemResult
+from llmfoundry_gauntlet.types import FileSizes, ItemResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,16 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
         },
         digests={key: entry['data_sha256'] for key, entry in asked.items() if 'data_sha256' in entry},
     )
+
+
+def read_file_clusters(record: Mapping[str, Mapping[str, int]]) -> FileSizes:
+    """Return the number of rows of each cluster of a data file by category, from its record."""
+    import numpy as np
+
+    return {
+        category or None: np.repeat([int(size) for size in found], [*found.values()])
+        for category, found in record.items()
+    }
 
 
 def recorded_task(spec: Mapping[str, Any], problems: Problems) -> Task | None:

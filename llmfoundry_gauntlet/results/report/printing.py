@@ -15,6 +15,7 @@ from llmfoundry_gauntlet.results.files import RESULTS, composite_record, measure
 from llmfoundry_gauntlet.results.report.comparison import Comparison, Trends
 from llmfoundry_gauntlet.results.report.scores import (
     KINDS,
+    MAJORITY,
     RecordedEvaluation,
     ScoreRow,
     find_evaluations,
@@ -28,7 +29,6 @@ from llmfoundry_gauntlet.results.report.tables import (
     Row,
     Table,
     ends_of,
-    is_absent,
     print_tables,
 )
 from llmfoundry_gauntlet.types import Measure
@@ -89,7 +89,7 @@ def scores_table(
     """
     names = names or short_names([one.folder for one in evaluations])
     columns = [Column(name, with_error=with_errors) for name in names]
-    majority = evaluations[0].majorities
+    majority = {row.name: row.value for row in evaluations[0].rows if row.metric == MAJORITY and row.part is None}
     is_single = len(evaluations) == 1
     if is_single:
         columns += [Column(name, absent='') for name in ('chance', 'majority')]
@@ -105,14 +105,14 @@ def scores_table(
 
     def rows(kind: str, names: Iterable[str]) -> Iterator[Row]:
         for name in names:
-            cells: list[Cell] = [one.headline.get((kind, name)) for one in evaluations]
-            if all(cell is None or is_absent(cell) for cell in cells):
+            found = [one.headline.get((kind, name)) for one in evaluations]
+            if all(row is None or row.value is None for row in found):
                 continue
-            chance = cells[0].chance if isinstance(cells[0], ScoreRow) else None
+            chance = None if found[0] is None else found[0].chance
             beside = [chance, majority.get(name) if kind == 'task' else None] if is_single else []
             yield Row(
                 name=name,
-                cells=[*cells, *beside],
+                cells=[*found, *beside],
                 is_bold=kind in ('category', 'average'),
                 is_indented=kind == 'perturbation' or (kind == 'task' and bool(categories)),
                 mark=TRUNCATED if kind == 'task' and name in truncated else '',

@@ -197,12 +197,6 @@ class RecordedEvaluation:
         return found
 
     @property
-    def majorities(self) -> dict[str, float]:
-        """Return the accuracy of always giving the most common answer, by task."""
-        rows = (row for row in self.rows if row.metric == MAJORITY and row.part is None)
-        return {row.name: row.value for row in rows if row.value is not None}
-
-    @property
     def task_categories(self) -> dict[str, str]:
         """Return the first category of the gauntlet that counts each task."""
         composites = self.results.composites

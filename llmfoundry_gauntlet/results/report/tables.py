@@ -49,11 +49,6 @@ def ends_of(cell: Cell) -> tuple[float, float] | None:
     return ends[0], ends[1]
 
 
-def is_absent(cell: Cell) -> bool:
-    """Return whether a score has no value."""
-    return isinstance(cell, Measure | ScoreRow) and cell.value is None
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table: its name and the format of its numbers.
