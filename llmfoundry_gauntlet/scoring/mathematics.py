@@ -315,24 +315,17 @@ class Comparer:
         while self._workers:
             self._workers.popitem()[1].stop()
 
-    def equal(self, a: str | None, b: str | None) -> bool:
-        """Return whether two answers are equal, in either order; None, a missing answer, equals nothing."""
-        return self.equal_many([(a, b)])[0]
+    def equal(self, a: str | None, b: str | None, *, reference: bool = False) -> bool:
+        """Return whether two answers are equal, in either order; None, a missing answer, equals nothing.
 
-    def equal_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[bool]:
-        """Return whether the two answers of each pair are equal; faster than one by one."""
-        return list(self._threads.map(self._equal, pairs))
-
-    def equal_reference(self, a: str | None, b: str | None) -> bool:
-        """Return the reference's `math_equal(a, b)`, which is not symmetric.
-
-        None, a missing answer, equals nothing as `a`, but is compared as the word None as `b`.
+        With `reference`, return the reference's `math_equal(a, b)`, which is not symmetric: None equals nothing as `a`,
+        but is compared as the word None as `b`.
         """
-        return self.equal_reference_many([(a, b)])[0]
+        return self.equal_many([(a, b)], reference=reference)[0]
 
-    def equal_reference_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[bool]:
-        """Return the reference's `math_equal` of each pair."""
-        return list(self._threads.map(self._equal_reference, pairs))
+    def equal_many(self, pairs: Iterable[tuple[str | None, str | None]], *, reference: bool = False) -> list[bool]:
+        """Return whether the two answers of each pair are equal; faster than one by one."""
+        return list(self._threads.map(self._equal_reference if reference else self._equal, pairs))
 
     def _equal(self, pair: tuple[str | None, str | None]) -> bool:
         a, b = pair

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -111,10 +112,7 @@ def compare_all(spec: ScoreSpec, variants: Sequence[VariantResult]) -> None:
         in_order = sorted(group, key=lambda result: variant_order(result.variant))
         earlier_and_later.update(dict.fromkeys(combinations([result.reference_answer for result in in_order], 2)))
     shared_comparer().equal_many(pairs)
-    if spec.answer_extraction == REFERENCE:
-        shared_comparer().equal_reference_many(earlier_and_later)
-    else:
-        shared_comparer().equal_many(pair for pair in earlier_and_later if None not in pair)
+    shared_comparer().equal_many(earlier_and_later, reference=spec.answer_extraction == REFERENCE)
 
 
 def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
@@ -146,8 +144,8 @@ def equality(spec: ScoreSpec, *, reference: bool) -> Callable[[str, str | None],
     if not spec.is_math:
         return operator.eq
     if reference:
-        return shared_comparer().equal_reference
-    return lambda one, other: one == other or (other is not None and shared_comparer().equal(one, other))
+        return functools.partial(shared_comparer().equal, reference=True)
+    return lambda one, other: one == other or shared_comparer().equal(one, other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,12 +269,9 @@ class MathTask(ScoreTask):
         """Score 1 if the boxed answer is mathematically equal to the gold answer."""
         if not output.is_finite:
             return Score.unscored(NON_FINITE_GENERATION)
-        if self.spec.answer_extraction == REFERENCE:
-            answer = reference_answer_of(output.text)
-            right = answer is not None and shared_comparer().equal_reference(answer, content.gold)
-        else:
-            answer = answer_of(output.text)
-            right = answer is not None and shared_comparer().equal(answer, content.gold)
+        reference = self.spec.answer_extraction == REFERENCE
+        answer = reference_answer_of(output.text) if reference else answer_of(output.text)
+        right = shared_comparer().equal(answer, content.gold, reference=reference)
         answer = answer or None  # an empty box is no answer, though the reference may score it as correct
         return Score(value=float(right), answer=answer, reason=reason(output, answer))
 
