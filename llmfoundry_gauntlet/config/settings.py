@@ -172,6 +172,9 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
         problems.add('precision', 'is another name of precision_target; give one of them')
     elif 'precision' in values:  # the name in YAML, where the model's precision is set elsewhere
         values['precision_target'] = values.pop('precision')
+    for key in ('tasks', 'gauntlet', 'score'):  # other kinds are checked where they are read
+        if isinstance(values.get(key), str) and not values[key].strip():
+            problems.add(key, f'is {values[key]!r}; allowed: a path')
     if 'interval' in values:
         values['interval'] = intervals(values['interval'], problems)
     settings: EvaluationSettings = decode(EvaluationSettings, values, '', problems)

@@ -35,6 +35,11 @@ WHEN = 'allowed: first, checkpoint, last and Composer times'
 @pytest.mark.parametrize(
     ('key', 'value', 'problem'),
     [
+        *(
+            (key, text, f'{key}: is {text!r}; allowed: a path')
+            for key in ('tasks', 'gauntlet', 'score')
+            for text in ('', ' ')
+        ),
         ('tasks', None, 'nothing to evaluate: give tasks, score or both'),
         ('task', 'x', "task: unknown key 'task', did you mean 'tasks'?"),
         ('tokens_per_batch', 'many', "tokens_per_batch: is 'many'; allowed: auto, or 1 or more"),
