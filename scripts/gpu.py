@@ -215,7 +215,7 @@ def fsdp(options: Options) -> Figures:
         ),
     )
     for mode, weights in without.items():
-        equal = found[mode]['weights'] == weights
+        equal = found[mode]['weights'] == weights['weights']
         yield equal, f'{mode} training with evaluations is {"" if equal else "not "}bitwise that without'
 
 

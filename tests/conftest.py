@@ -49,7 +49,6 @@ SLOW = [
     'integration/test_foundry_keys',
     'integration/test_metric_stream',
     'integration/test_resume',
-    'integration/test_stalls',
     'integration/test_training_resumed',
     'integration/test_watch',
     'integration/test_watchers',

@@ -1,6 +1,6 @@
 """Invariants of scores. Each test names the mutation (scripts/mutations.yaml) that breaks it.
 
-Ranks in separate processes and killed evaluations are in integration/test_ranks.py and integration/test_resume.py.
+Ranks in separate processes and killed evaluations are in integration/test_resume.py.
 """
 
 from __future__ import annotations

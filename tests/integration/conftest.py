@@ -18,7 +18,7 @@ def tiny_settings(tmp_path: Path) -> dict[str, str]:
     return tiny.write_tasks(tmp_path)
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write tasks of several hundred items and a saved model."""
     folder = tmp_path_factory.mktemp('resume')
@@ -29,7 +29,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def attempt(folder: Path) -> attempts.Attempt:
     """Return a function that evaluates on some ranks, killed after some seconds or lines in the journal."""
-    return partial(attempts.evaluate, folder)
+    return partial(attempts.attempt, folder)
+
+
+@pytest.fixture(scope='session')
+def undisturbed(folder: Path, attempt: attempts.Attempt) -> attempts.Outcome:
+    """Return the outcome of an evaluation on one rank that is not killed."""
+    assert attempt(folder / 'undisturbed', 1) == [0], attempts.said(folder)
+    assert not (folder / 'undisturbed' / 'journal').exists()
+    return attempts.outcome(folder / 'undisturbed')

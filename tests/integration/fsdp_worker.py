@@ -4,7 +4,6 @@ The families hf_causal_lm and hf_causal_lm+lora are llm-foundry's `ComposerHFCau
 composer -n 2 fsdp_worker.py FOLDER FAMILY...
 """
 
-import hashlib
 import itertools
 import json
 import sys
@@ -22,10 +21,10 @@ from composer import Trainer
 from composer.core import DataSpec
 from composer.models import HuggingFaceModel
 from composer.utils import FSDP2Config, FSDPConfig, dist
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, _init_utils
 from torch.utils.data import DataLoader
 
-from llmfoundry_gauntlet import EvalGauntlet
+from llmfoundry_gauntlet import EvalGauntlet, Evaluation, evaluate
 from llmfoundry_gauntlet.composer import gathered
 from llmfoundry_gauntlet.composer.runner import unwrapped
 from llmfoundry_gauntlet.engine.ranks import assign
@@ -109,21 +108,17 @@ def scores(callback: EvalGauntlet) -> dict:
         'num_continuous': len(planned.continuous_batches),
         'num_prefixes': len(prefixes),
         'repeats_a_prefix': len(set(prefixes)) < len(prefixes),
-        'items': {
-            str(result.key): [result.predicted, result.score, result.logprobs, result.text]
-            for results in callback.evaluation.results.values()
-            for result in results
-        },
+        'items': items_of(callback.evaluation),
     }
 
 
-def weights(trainer: Trainer) -> str:
-    """Return a digest of this rank's shards; gathering whole weights on a CPU crashes in torch 2.7."""
-    parts = [
-        (name, (value.to_local() if hasattr(value, 'to_local') else value).detach().cpu().numpy().tobytes())
-        for name, value in trainer.state.model.named_parameters()
-    ]
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+def items_of(evaluation: Evaluation) -> dict[str, list[Any]]:
+    """Return prediction, score, log-probabilities and text of each item."""
+    return {
+        str(result.key): [result.predicted, result.score, result.logprobs, result.text]
+        for results in evaluation.results.values()
+        for result in results
+    }
 
 
 def count_calls() -> None:
@@ -155,7 +150,7 @@ def failing(trainer: Trainer, error: Exception, at: Callable[[int], bool]) -> It
         handle.remove()
 
 
-def evaluate(trainer: Trainer, evaluators: dict[str, EvalGauntlet]) -> dict:
+def evaluated(trainer: Trainer, evaluators: dict[str, EvalGauntlet]) -> dict:
     """Return the results of an evaluation by its tasks."""
     trainer.eval()
     return {tasks: scores(evaluator) for tasks, evaluator in evaluators.items()}
@@ -172,7 +167,8 @@ def free_bytes(family: str, mode: str) -> int | None:
 def run(folder: Path, family: str, mode: str, *, device: str = 'cpu', fails: bool = False) -> dict:
     """Evaluate and train; with `fails` some evaluations before the training fail in the middle of a forward."""
     if device == 'cpu':
-        gathered.free_bytes = lambda _: free_bytes(family, mode)
+        num_free = free_bytes(family, mode)  # now, as it seeds torch
+        gathered.free_bytes = lambda _: num_free
     evaluators = {tasks: make_evaluator(folder, tasks) for tasks in TASKS}
     trainer = make_trainer(folder, family, [*evaluators.values()], mode, device)
     network = unwrapped(trainer.state.model).model
@@ -180,7 +176,7 @@ def run(folder: Path, family: str, mode: str, *, device: str = 'cpu', fails: boo
     assert len(units) >= 3 if mode != 'unsharded' else not units
     network.register_forward_pre_hook(lambda *_: COUNTS.update(forwards=not torch.is_grad_enabled()))
     COUNTS.clear()
-    found = evaluate(trainer, evaluators) | {'counts': dict(COUNTS), 'num_units': len(units)}
+    found = evaluated(trainer, evaluators) | {'counts': dict(COUNTS), 'num_units': len(units)}
     if fails:
         calls = itertools.count(1)
         with failing(trainer, ZeroDivisionError('injected'), lambda _: next(calls) == 3):  # at a step of both ranks
@@ -193,18 +189,18 @@ def run(folder: Path, family: str, mode: str, *, device: str = 'cpu', fails: boo
         state.set_dataloader(state.train_dataloader, 'train')  # which Composer does not after an evaluation that failed
         is_last = dist.get_global_rank() == 1
         with failing(trainer, torch.OutOfMemoryError('injected'), lambda num_tokens: is_last and num_tokens > 100):
-            found['one rank out of memory'] = evaluate(trainer, evaluators)
+            found['one rank out of memory'] = evaluated(trainer, evaluators)
     trainer.fit()
     trainer.close()
-    return found | {'weights': weights(trainer)}
+    return found | tiny.digests(trainer)
 
 
-def trained(folder: Path, family: str, mode: str, device: str = 'cpu') -> str:
-    """Return the weights after training without evaluations."""
+def trained(folder: Path, family: str, mode: str, device: str = 'cpu') -> dict[str, str]:
+    """Return the digests after training without evaluations."""
     trainer = make_trainer(folder, family, [], mode, device)
     trainer.fit()
     trainer.close()
-    return weights(trainer)
+    return tiny.digests(trainer)
 
 
 def write_tasks(folder: Path) -> None:
@@ -222,11 +218,37 @@ def run_out_of_memory(folder: Path) -> None:
     """Evaluate with weights that are not kept, until the second rank runs out of memory and the first waits for it."""
     tiny.shard_on_cpu()
     dist.initialize_dist('cpu', timeout=60.0)
-    gathered.free_bytes = lambda _: free_bytes('llama', 'not kept')
+    num_free = free_bytes('llama', 'not kept')
+    gathered.free_bytes = lambda _: num_free
     trainer = make_trainer(folder, 'llama', [make_evaluator(folder, 'long')], 'sharded')
     is_last = dist.get_global_rank() == 1
     with failing(trainer, torch.OutOfMemoryError('injected'), lambda num_tokens: is_last and num_tokens > 100):
         trainer.eval()
+
+
+def evaluate_sharded(folder: Path, models: list[str]) -> None:
+    """Write this rank's items of models that it loads sharded, or its error, and the devices they are loaded on."""
+    tiny.shard_on_cpu()
+    module, devices = sys.modules[evaluate.__module__], set()
+    to_empty, load = torch.nn.Module.to_empty, module.load_to_shard
+    torch.nn.Module.to_empty = lambda module, *, device, recurse: to_empty(module, device='cpu', recurse=recurse)
+    _init_utils._check_module_states_for_sync_module_states = module.check_fsdp = lambda *_: None
+
+    def noted(source: Any) -> Any:
+        network = load(source)
+        devices.update(weight.device.type for weight in network.parameters())
+        return network
+
+    module.load_to_shard = noted
+    found = {}
+    for model in models:
+        try:
+            settings = {**tiny.settings_of(folder), 'device': 'cpu', 'max_seq_len': 128}
+            found[model] = items_of(evaluate(model, **settings, fsdp_config={}))
+        except ModelError as error:
+            found[model] = str(error)
+    content = {'devices': sorted(devices), 'found': found}
+    (folder / f'rank{dist.get_global_rank()}.json').write_text(json.dumps(content))
 
 
 def run_tensor_parallel(folder: Path) -> None:

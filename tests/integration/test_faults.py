@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import resource
@@ -9,16 +10,17 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forks
 import pytest
 import tiny
 import torch
 from composer import Callback
 from composer.loggers import InMemoryLogger
-from paths import ROOT
 
 from llmfoundry_gauntlet import EvalGauntlet, RecordError
 from llmfoundry_gauntlet.composer import callback
@@ -67,7 +69,14 @@ def test_training_continues_if_records_cannot_be_written(tmp_path, tiny_settings
     caplog.clear()
     with caplog.at_level(logging.WARNING, 'llmfoundry_gauntlet'):
         begin, end = kind(tmp_path / 'records')
-        trouble = tiny.AtBatches({2: begin, 4: end})
+
+        def end_once_reported() -> None:
+            give_up = time.monotonic() + 60
+            while 'there are no records' not in caplog.text and time.monotonic() < give_up:
+                time.sleep(0.01)  # records are written while training continues
+            end()
+
+        trouble = tiny.AtBatches({2: begin, 4: end_once_reported})
         weights, logged = train(tmp_path, tiny_settings, [trouble], saves=kind is folder_gone)
     assert logged == [2, 4, 6]
     assert all(torch.equal(value, expected[name]) for name, value in weights.items())
@@ -101,10 +110,31 @@ def test_an_unwritable_folder_is_an_error_before_training(tmp_path, tiny_setting
         tiny.trainer([gauntlet], max_duration='1ba')
 
 
+class Failing(Callback):
+    """Raise an error in the middle of an evaluation."""
+
+    def eval_batch_end(self, *_: object) -> None:
+        raise ZeroDivisionError
+
+
+def fail(folder: str) -> None:
+    """Fail in an evaluation, with a Trainer that is closed at exit, when Python has torn down the modules.
+
+    Another Trainer was garbage-collected before, which in Composer 0.32.1 removes the exit hooks of all.
+    """
+    logging.basicConfig(level=logging.WARNING)
+    first = tiny.trainer([], max_duration='1ba')
+    gauntlet = EvalGauntlet(**tiny.write_tasks(Path(folder)), interval='2ba', save_folder=f'{folder}/records')
+    tiny.kept = tiny.trainer([gauntlet, Failing()], max_duration='2ba')  # is there until the end
+    del first
+    gc.collect()
+    tiny.kept.fit()
+
+
 @pytest.mark.slow
 def test_a_failed_evaluation_is_closed_at_exit_without_another_error(tmp_path):
-    worker = [sys.executable, str(ROOT / 'tests/integration/failing_worker.py'), str(tmp_path)]
-    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
-    ended = subprocess.run(worker, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    program = [sys.executable, '-c', f'import test_faults; test_faults.fail({str(tmp_path)!r})']
+    environment = {**os.environ, 'PYTHONPATH': forks.PATHS}
+    ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 1
     assert ended.stderr.endswith('ZeroDivisionError\n') and 'EvalGauntlet.close' not in ended.stderr

@@ -17,6 +17,8 @@ import pytest
 import tiny
 from paths import ROOT
 
+from llmfoundry_gauntlet import evaluate
+
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 # The second has ALiBi and functions of its attention replaced. The third has no attention.
@@ -150,9 +152,41 @@ def test_tensor_parallelism_is_an_error_before_training(tmp_path: Path):
 
 @pytest.mark.parametrize(('family', 'mode'), [*SHARDED, *((family, 'unsharded') for family in FAMILIES)])
 def test_training_with_evaluations_is_bitwise_training_without(ranks, family: str, mode: str):
-    """Under DDP and under FSDP, also after evaluations that failed in the middle of a forward."""
+    """Under DDP and under FSDP, also after evaluations that failed in the middle of a forward.
+
+    Weights, optimizer and random states. Mutation: the evaluator's loader is a torch DataLoader.
+    """
     for found in ranks:
-        assert found[family][mode]['weights'] == found[family][f'{mode.removesuffix(", not kept")}, without']
-        assert found[family][mode].get('failed', True)
+        ours, without = found[family][mode], found[family][f'{mode.removesuffix(", not kept")}, without']
+        assert (ours['weights'], ours['state']) == (without['weights'], without['state'])
+        assert ours.get('failed', True)
     are_shards = ranks[0][family][mode]['weights'] != ranks[1][family][mode]['weights']
     assert are_shards == (mode != 'unsharded')
+
+
+def test_only_the_first_rank_loads_weights_and_scores_are_those_of_the_whole_model(tmp_path: Path):
+    """Tied weights and a sharded checkpoint too; an error of the first rank is raised on all.
+
+    Mutation: without `sync_module_states` the second rank scores with unwritten memory.
+    """
+
+    def network(**settings: Any) -> Any:
+        return networks.network('llama', vocab_size=259, **settings)
+
+    settings = {**tiny.write_tasks(tmp_path), 'device': 'cpu', 'max_seq_len': 128}
+    models = [
+        tiny.save(network(), tmp_path / 'plain'),
+        tiny.save(network(tie_word_embeddings=True), tmp_path / 'tied'),
+        tiny.save_sharded(tiny.content_of(network()), tmp_path / 'sharded'),
+    ]
+    broken = tiny.save(network(num_hidden_layers=1), tmp_path / 'broken')
+    (broken / 'config.json').write_text((tmp_path / 'plain' / 'config.json').read_text())
+    words = [str(model) for model in (*models, broken)]
+    forks.run(fsdp_worker.evaluate_sharded, tmp_path / 'log.txt', tmp_path, words, num_ranks=2)
+    first, second = (json.loads((tmp_path / f'rank{rank}.json').read_text()) for rank in (0, 1))
+    assert (first['devices'], second['devices']) == (['cpu'], ['meta'])
+    assert 'the weights do not match' in first['found'][str(broken)] == second['found'][str(broken)]
+    for model in map(str, models):
+        expected = fsdp_worker.items_of(evaluate(model, **settings))
+        for rank in (first, second):
+            check_equal(rank['found'][model], expected)

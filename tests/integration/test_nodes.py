@@ -10,51 +10,29 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import attempts
 import forks
 import pytest
 import tiny
-
-from llmfoundry_gauntlet import evaluate
+from watched import record
 
 pytestmark = pytest.mark.slow
-
-SETTINGS = {'tokens_per_batch': 120, 'device': 'cpu', 'resume': True}
-
-
-@pytest.fixture(scope='module')
-def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """Write tasks of several hundred items and a saved model; return the settings to evaluate it."""
-    folder = tmp_path_factory.mktemp('nodes')
-    files = tiny.write_tasks(folder, replies=True)
-    (folder / 'sums.jsonl').write_text(
-        ''.join(f'{json.dumps({"context": f"{i}+{i}=", "continuation": f"{2 * i}"})}\n' for i in range(300))
-    )
-    tiny.model().save_pretrained(folder / 'model')
-    tiny.tokenizer().save_pretrained(folder / 'model')
-    return {**files, **SETTINGS, 'model': str(folder / 'model')}
-
-
-@pytest.fixture(scope='module')
-def alone(settings: dict[str, object], tmp_path_factory: pytest.TempPathFactory):
-    """Return the outcome on one rank."""
-    out = tmp_path_factory.mktemp('alone') / 'out'
-    evaluate(**settings, out=str(out))
-    return attempts.outcome(out)
 
 
 class Nodes:
     """Two nodes that evaluate into the folder `out` of their working directories, with `num_ranks` ranks each."""
 
-    def __init__(self, folder: Path, settings: dict[str, object], *, shares: bool, num_ranks: int = 1) -> None:
+    def __init__(self, folder: Path, tasks: Path, *, shares: bool, num_ranks: int = 1) -> None:
         self.folder = folder
         self.homes = [folder / f'home{node}' for node in range(2)]
         self.places = [folder if shares else home for home in self.homes]
         self.outs = [place / 'out' for place in self.places]
         for home in self.homes:
             home.mkdir()
-        (folder / 'eval.yaml').write_text(json.dumps({**settings, 'out': 'out'}))
+        settings: dict[str, Any] = {'model': f'{tasks}/model', 'tokens_per_batch': 120, 'device': 'cpu', 'resume': True}
+        (folder / 'eval.yaml').write_text(json.dumps({**settings, **tiny.settings_of(tasks), 'out': 'out'}))
         self.caches = [self.homes[0] / 'cache', self.homes[1] / '.cache/llmfoundry_gauntlet']
         self.num_ranks = num_ranks
 
@@ -78,10 +56,11 @@ class Nodes:
                 )
         return launchers
 
-    def finish(self) -> None:
-        """Evaluate until both launchers end."""
+    def finish(self) -> dict[str, Any]:
+        """Evaluate until both launchers end; return results.json."""
         launchers = self.start()
         assert [launcher.wait(forks.PATIENCE) for launcher in launchers] == [0, 0], self.said
+        return record(self.outs[0])
 
     def interrupt(self) -> list[int]:
         """End the evaluation once each node has finished some items; return how many lines their journals have."""
@@ -101,25 +80,23 @@ class Nodes:
 
 
 @pytest.mark.parametrize(('shares', 'num_ranks'), [(True, 1), pytest.param(False, 2, marks=pytest.mark.long)])
-def test_two_nodes_score_as_one_rank(settings: dict[str, object], alone, tmp_path: Path, shares: bool, num_ranks: int):
+def test_two_nodes_score_as_one_rank(folder: Path, undisturbed, tmp_path: Path, shares: bool, num_ranks: int):
     """Records are in the working directory of the first node, token ids in the cache directory of each."""
-    nodes = Nodes(tmp_path, settings, shares=shares, num_ranks=num_ranks)
-    nodes.finish()
-    assert attempts.outcome(nodes.outs[0]) == alone
-    record = json.loads((nodes.outs[0] / 'results.json').read_text())
-    assert record['environment']['num_ranks'] == 2 * num_ranks
+    nodes = Nodes(tmp_path, folder, shares=shares, num_ranks=num_ranks)
+    found = nodes.finish()
+    assert attempts.outcome(nodes.outs[0]) == undisturbed
+    assert found['environment']['num_ranks'] == 2 * num_ranks
     assert sorted(path.name for path in nodes.outs[0].iterdir()) == ['results.json', 'samples']
     assert shares or not any(nodes.outs[1].glob('*'))
     for cache in nodes.caches:
-        assert len([*cache.glob('tokens/*.tokens')]) == len(record['tasks'])
+        assert len([*cache.glob('tokens/*.tokens')]) == len(found['tasks'])
 
 
-def test_nodes_without_a_shared_folder_resume_from_the_journals_of_both(settings: dict[str, object], alone, tmp_path):
+def test_nodes_without_a_shared_folder_resume_from_the_journals_of_both(folder: Path, undisturbed, tmp_path: Path):
     """Mutation: only the first node's journal is read."""
-    nodes = Nodes(tmp_path, settings, shares=False)
+    nodes = Nodes(tmp_path, folder, shares=False)
     lines = nodes.interrupt()
-    nodes.finish()
-    assert attempts.outcome(nodes.outs[0]) == alone
-    reused = json.loads((nodes.outs[0] / 'results.json').read_text())['timing']['reused_items']
+    reused = nodes.finish()['timing']['reused_items']
+    assert attempts.outcome(nodes.outs[0]) == undisturbed
     assert sum(lines) - 4 <= reused < sum(lines)  # without identities and torn last lines
     assert not (nodes.outs[1] / 'journal').exists()

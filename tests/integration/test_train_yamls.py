@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,18 +13,21 @@ import pytest
 import tiny
 import torch
 from command_line import run_cli
+from composer.utils import dist
 from paths import ROOT
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmfoundry_gauntlet import ConfigError
 from llmfoundry_gauntlet.composer.evaluate import check_fsdp
 from llmfoundry_gauntlet.composer.text_data import TokenRows, load_tokens
+from llmfoundry_gauntlet.composer.train import build_trainer
 from llmfoundry_gauntlet.config.training import TrainDataConfig, read_config
 
 sys.path.insert(0, str(ROOT / 'scripts'))
 
 import make_demo_data
-import train_fsdp_worker
 
 YAMLS = {'llama_125m': 123_587_328, 'llama_1b_fsdp': 1_114_982_400}  # and their parameters
 SMALL = [
@@ -111,6 +115,27 @@ def test_llama_125m_trains_evaluates_and_resumes(tmp_path: Path, demo_data: Path
     assert record['metrics']['gauntlet/unscored_items'] == 0
 
 
+def train_sharded(out: Path, overrides: list[str]) -> None:
+    """Train from the file on this CPU rank, and write what was sharded and checkpointed."""
+    os.chdir(ROOT)
+    tiny.shard_on_cpu()
+    config, _ = read_config('yamls/train/llama_1b_fsdp.yaml', overrides, num_ranks=2)
+    trainer = build_trainer(config)
+    modules = [*trainer.state.model.modules()]
+    units = [one.module for one in modules if isinstance(one, FullyShardedDataParallel)]
+    checkpointed = [one._checkpoint_wrapped_module for one in modules if isinstance(one, CheckpointWrapper)]
+    trainer.fit()
+    trainer.close()
+    found = {
+        'units': sorted(type(one).__name__ for one in units),
+        'checkpointed': sorted(type(one).__name__ for one in checkpointed),
+        'batches': trainer.state.timestamp.batch.value,
+        'loss': float(trainer.state.loss),
+    }
+    if dist.get_global_rank() == 0:
+        out.write_text(json.dumps(found))
+
+
 @pytest.mark.slow
 def test_llama_1b_trains_sharded_with_its_blocks_checkpointed(tmp_path: Path, demo_data: Path):
     """Run two CPU ranks, which Composer does not support by itself.
@@ -118,9 +143,7 @@ def test_llama_1b_trains_sharded_with_its_blocks_checkpointed(tmp_path: Path, de
     Mutation: with `use_cache` a recomputed block finds duplicate keys, and torch raises a CheckpointError.
     """
     words = [*overrides(demo_data, tmp_path), 'save_folder=null', 'autoresume=false', 'max_duration=3ba']
-    yaml = str(ROOT / 'yamls/train/llama_1b_fsdp.yaml')
-    arguments = (tmp_path / 'found.json', yaml, words)
-    forks.run(train_fsdp_worker.main, tmp_path / 'log.txt', *arguments, num_ranks=2)
+    forks.run(train_sharded, tmp_path / 'log.txt', tmp_path / 'found.json', words, num_ranks=2)
     found = json.loads((tmp_path / 'found.json').read_text())
     assert found['units'] == ['LlamaDecoderLayer', 'LlamaDecoderLayer', 'LlamaForCausalLM']
     assert found['checkpointed'] == ['LlamaDecoderLayer', 'LlamaDecoderLayer']

@@ -56,6 +56,14 @@ def test_evaluations_run_at_their_interval_and_never_twice(tmp_path, tiny_settin
     trainer.close()
 
 
+def test_training_with_evaluations_is_bitwise_training_without(tmp_path, tiny_settings):
+    """Weights, optimizer and random states. Mutation: the evaluator's loader is a torch DataLoader."""
+    gauntlet = EvalGauntlet(**tiny_settings, interval=['first', '2ba', 'last'], save_folder=str(tmp_path / 'records'))
+    found = [tiny.digests(tiny.train(callbacks, max_duration='5ba')) for callbacks in ([gauntlet], [])]
+    assert batches(tmp_path / 'records') == [0, 2, 4, 5]
+    assert found[0] == found[1]
+
+
 def test_two_callbacks_evaluate_different_tasks_at_different_intervals(tmp_path, tiny_settings):
     (sums,) = [task for task in read_yaml(tiny_settings['tasks'])['icl_tasks'] if task['label'] == 'sums']
     often = EvalGauntlet(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from composer import Callback, Logger, State, Trainer
@@ -169,6 +172,31 @@ def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
 def settings_of(folder: Path) -> dict[str, str]:
     """Return the settings for the tasks that `write_tasks` has written to a folder."""
     return {'tasks': f'{folder}/tasks.yaml', 'gauntlet': f'{folder}/gauntlet.yaml', 'data_root': str(folder)}
+
+
+def digests(trainer: Trainer) -> dict[str, str]:
+    """Return digests of this rank's weights, and of its optimizer, random states and training mode.
+
+    They are of shards: gathering whole weights on a CPU crashes in torch 2.7.
+    """
+
+    def content(value: Any) -> Any:
+        if not torch.is_tensor(value):
+            return value
+        return (value.to_local() if hasattr(value, 'to_local') else value).detach().cpu().numpy().tobytes()
+
+    moments = trainer.state.optimizers[0].state_dict()['state']
+    numpy_state = np.random.get_state()
+    state = [
+        [content(value) for moment in moments.values() for value in moment.values()],
+        [content(torch.get_rng_state()), random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]],
+        trainer.state.model.training,
+    ]
+    weights = [(name, content(value)) for name, value in trainer.state.model.named_parameters()]
+    return {
+        name: hashlib.sha256(repr(value).encode()).hexdigest()
+        for name, value in (('weights', weights), ('state', state))
+    }
 
 
 class AtBatches(Callback):
