@@ -281,7 +281,7 @@ def test_any_multiple_choice_task_may_be_perturbed(dataset: str, answers: str):
     key = f'score_{dataset}/0-shot'
     items = [item for item in prepared.items.values() if item.request.key.task == key]
     posed = items[0].example.content
-    assert len(items) == 3 * posed.num_choices
+    assert len(items) == 3 * len(posed.options)
     for item in items:
         text = item.example.content.text
         for letter, option in zip(LETTERS, item.example.content.question.options, strict=False):

@@ -178,7 +178,7 @@ def test_accuracy_is_macro_only_for_mmlu_pro(tmp_path: Path, dataset: str):
     (examples,) = data.examples.values()
     lines, credits = [], {}
     for example in examples:
-        values = (-draws.random(example.content.num_choices)).tolist()
+        values = (-draws.random(len(example.content.options))).tolist()
         names = (f'score_{dataset}', 0, example.file, example.row, example.variant, 0)
         lines.append({**dict(zip(NAMES, names, strict=True)), 'logprobs': values})
         question = credits.setdefault(example.category, {}).setdefault((example.file, example.row), [])

@@ -56,7 +56,6 @@ from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, Task
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.templates import (
     Posed,
-    PosedProblem,
     perturbation_of,
     prompts_file,
     read_json,
@@ -227,9 +226,9 @@ class LettersTask(ScoreTask):
             return Score.unscored(NON_FINITE_GENERATION)
         if self.spec.answer_extraction == REFERENCE:
             found = reference_letter(output.text)
-            letter = found if len(found) == 1 and found in LETTERS[: content.num_choices] else None
+            letter = found if len(found) == 1 and found in LETTERS[: len(content.options)] else None
         else:
-            letter = tolerant_letter(output.text, content.question.options)
+            letter = tolerant_letter(output.text, content.options)
         return score_letter(letter, content, reason(output, letter))
 
 
@@ -241,7 +240,7 @@ class LikelihoodTask(ScoreTask):
 
     def ask(self, content: Posed, first: bool) -> Prompt:
         """Return the prompt and the start of its answer; every letter is scored."""
-        letters = tuple(f' {letter}' for letter in LETTERS[: content.num_choices])
+        letters = tuple(f' {letter}' for letter in LETTERS[: len(content.options)])
         return replace(ScoreTask.ask(self, content, first), continuations=letters, lead=LEAD)
 
     def score(self, output: ScoreOutput, content: Posed) -> Score:
@@ -254,7 +253,7 @@ class LikelihoodTask(ScoreTask):
 
     def score_text(self, text: str, content: Posed) -> Score:
         """Score the letter that another model's generation chooses."""
-        letter = tolerant_letter(text, content.question.options)
+        letter = tolerant_letter(text, content.options)
         return score_letter(letter, content, UNPARSED if letter is None else None)
 
 
@@ -265,7 +264,7 @@ class MathTask(ScoreTask):
     type_name: ClassVar[str] = 'score_math'
     generates: ClassVar[bool] = True
 
-    def score(self, output: Generation, content: PosedProblem) -> Score:
+    def score(self, output: Generation, content: Posed) -> Score:
         """Score 1 if the boxed answer is mathematically equal to the gold answer."""
         if not output.is_finite:
             return Score.unscored(NON_FINITE_GENERATION)
@@ -358,8 +357,8 @@ def score_letter(letter: str | None, content: Posed, why: str | None) -> Score:
 
 def facts_of(content: Posed, predicted: int | None) -> dict[str, str | int]:
     """Return the facts of an item that `robustness` needs."""
-    facts: dict[str, str | int] = {OWN_GOLD: LETTERS[content.own_gold], NUM_OPTIONS: content.num_choices}
-    return facts if predicted is None else {**facts, OPTION: content.question.options[predicted]}
+    facts: dict[str, str | int] = {OWN_GOLD: LETTERS[content.own_gold], NUM_OPTIONS: len(content.options)}
+    return facts if predicted is None else {**facts, OPTION: content.options[predicted]}
 
 
 def reason(output: Generation, answer: str | None) -> str | None:

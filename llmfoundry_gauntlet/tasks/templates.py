@@ -154,44 +154,26 @@ def read_json(path: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Posed:
-    """A question with options in one prompt template. `own_gold` is the index of the gold option in the data."""
+    """A question or problem in one prompt template. `own_gold` is the index of the gold option in the data."""
 
-    question: LetteredQuestion
+    question: LetteredQuestion | MathQuestion
     template: Template
-    own_gold: int
+    own_gold: int = 0
 
     @property
     def text(self) -> str:
         """Return the whole prompt."""
-        return self.template.text(self.question.text, self.question.options, self.question.topic)
+        return self.template.text(self.question.text, self.options, getattr(self.question, 'topic', ''))
 
     @property
-    def gold(self) -> int:
-        """Return the index of the gold option."""
+    def gold(self) -> Any:
+        """Return the index of the gold option, or the right answer of a problem."""
         return self.question.gold
 
     @property
-    def num_choices(self) -> int:
-        """Return the number of options."""
-        return len(self.question.options)
-
-
-@dataclass(frozen=True, slots=True)
-class PosedProblem:
-    """A problem in one prompt template."""
-
-    question: MathQuestion
-    template: Template
-
-    @property
-    def text(self) -> str:
-        """Return the whole prompt."""
-        return self.template.text(self.question.text)
-
-    @property
-    def gold(self) -> str:
-        """Return the right answer."""
-        return self.question.gold
+    def options(self) -> tuple[str, ...]:
+        """Return the options of a question, none for a problem."""
+        return () if isinstance(self.question, MathQuestion) else self.question.options
 
 
 def option_order(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
@@ -231,9 +213,8 @@ def variants(example: Example, spec: ScoreSpec, templates: Templates) -> Iterato
 
 def variant(example: Example, name: str, question: LetteredQuestion | MathQuestion, template: Template) -> Example:
     """Return one variant of an example."""
-    if isinstance(question, MathQuestion):
-        return replace(example, variant=name, content=PosedProblem(question, template))
-    return replace(example, variant=name, content=Posed(question, template, example.content.gold))
+    own_gold = 0 if isinstance(question, MathQuestion) else example.content.gold
+    return replace(example, variant=name, content=Posed(question, template, own_gold))
 
 
 def perturbation_of(name: str) -> str:

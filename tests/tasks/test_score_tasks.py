@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.tasks.score import (
     UNPARSED,
     ScoreTask,
 )
-from llmfoundry_gauntlet.tasks.templates import Posed, PosedProblem, Template
+from llmfoundry_gauntlet.tasks.templates import Posed, Template
 from llmfoundry_gauntlet.types import Generation, ItemKey, Sampling, Score, ScoreOutput, StopRule
 
 KEY = ItemKey('score_mmlu_pro/0-shot', 0, variant='prompt:0')
@@ -101,7 +101,7 @@ def test_generations_from_non_finite_logits_are_unscored(dataset: str, extractio
     assert found == Score(value=None, reason=NON_FINITE_GENERATION)
 
 
-SUM = PosedProblem(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}'))
+SUM = Posed(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}'))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from llmfoundry_gauntlet.tasks.templates import (
     NO_TEMPLATE,
     OPTIONS_FORMAT,
     Posed,
-    PosedProblem,
     Template,
     Templates,
     perturbation_of,
@@ -216,7 +215,7 @@ def test_option_order_swaps_the_gold_option_into_every_place(question: LetteredQ
     right = question.options[question.gold]
     for place, example in enumerate(found):
         posed: Posed = example.content
-        assert (posed.gold, posed.own_gold, posed.num_choices) == (place, question.gold, len(letters))
+        assert (posed.gold, posed.own_gold, len(posed.options)) == (place, question.gold, len(letters))
         assert posed.question.options[place] == right
         assert sorted(posed.question.options) == sorted(question.options)
         moved = [i for i, option in enumerate(question.options) if posed.question.options[i] != option]
@@ -255,6 +254,6 @@ def test_likelihood_has_no_non_greedy_variants_and_math_no_option_order():
     found = list(variants(Example(row=0, content=problem), ScoreSpec(dataset='math', seeds=(3,)), templates))
     assert [example.variant for example in found] == [*(f'prompt:{number}' for number in range(10)), 'non_greedy:3']
     assert [seed_of(example.variant) for example in found[-2:]] == [None, 3] and seed_of(None) is None
-    posed: PosedProblem = found[-1].content
+    posed: Posed = found[-1].content
     assert (posed.text, posed.gold) == ('1+1', '2')
     assert found[0].content.text == '1+1!'
