@@ -188,7 +188,7 @@ def test_trends_are_over_items_with_equal_prompts_at_all_checkpoints(compared, g
         assert f'{CHOICES} 3 of 12, {TOPICS} 2 of 14, {RIDDLES} 7 of 7' in shown, form
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_models_with_different_tokenizers_are_compared(gauntlet, compared, tmp_path: Path):
     """One needs more tokens: 4 of 20 short questions and all long ones lose shots."""
     tasks = tmp_path / 'tasks.yaml'

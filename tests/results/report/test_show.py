@@ -202,7 +202,7 @@ def test_markdown_syntax_in_names_is_escaped(shown, runs: dict[str, Path], tmp_p
     assert plain('_a_b_ `c`\n[d](e) \\') == r'\_a_b\_ \`c\` \[d](e) \\'
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize('command', ['show', 'compare'])
 def test_show_and_compare_import_nothing_heavy(runs: dict[str, Path], training: Path, command: str):
     names = ('torch', 'composer', 'transformers', 'datasets', 'sympy', 'pandas', 'altair')
