@@ -1,7 +1,7 @@
 """Balance of the Gauntlet's work over 2, 8 and 64 ranks: equal numbers of forwards, similar tokens, little waiting.
 
 Composer makes all ranks wait for each other after every batch (`Trainer._iter_dataloader`), so an evaluation takes
-as long as the costliest forward of every step. Each test prints what it measures.
+as long as the costliest forward of every step.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from character_tokenizer import CharacterTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import ROOT
@@ -55,45 +56,36 @@ class Spread:
     more than once.
     """
 
-    num_steps: int
     above_mean: float
     waiting: float
     repeated: float
 
 
-def spread_of(ranks: Sequence[Sequence[Batch]] | Sequence[Sequence[ContinuousBatch]]) -> Spread:
-    """Return the shares of ranks, which must have equal numbers of parts."""
-    assert len(set(map(len, ranks))) == 1
-    tokens = np.array([[part.num_tokens for part in mine] for mine in ranks])
-    costs = np.array([[part.cost for part in mine] for mine in ranks])
-    once = {name_of(part): part.num_tokens for mine in ranks for part in mine}
-    return Spread(
-        num_steps=tokens.shape[1],
-        above_mean=tokens.sum(axis=1).max() / tokens.sum(axis=1).mean() - 1,
-        waiting=costs.max(axis=0).sum() / costs.mean(axis=0).sum() - 1,
-        repeated=1 - sum(once.values()) / tokens.sum(),
-    )
-
-
-def name_of(part: Batch | ContinuousBatch) -> int:
-    """Return a name that equal parts share; every rank makes its own batch for a prefix."""
-    is_prefix = isinstance(part, Batch) and not part.trees
-    return id(part.prefix if is_prefix else part)
-
-
 def spread_over_ranks(batches: Sequence[Batch]) -> dict[int, Spread]:
-    """Return and print the work of the batches for each number of ranks."""
+    """Return the work of the batches for each number of ranks, which must all run equally many."""
     found = {}
     for num_ranks in RANKS:
         ranks = assign(batches, num_ranks=num_ranks)
-        ran = {id(batch) for mine in ranks for batch in mine if batch.trees}
-        assert ran == {id(batch) for batch in batches}
-        found[num_ranks] = one = spread_of(ranks)
-        print(
-            f'{num_ranks:>3} ranks: {one.num_steps} forwards each, of {len(batches)} batches; tokens of the busiest '
-            f'{one.above_mean:.2%} above the mean, {one.waiting:.1%} waiting, {one.repeated:.2%} of tokens repeated'
+        assert len(set(map(len, ranks))) == 1
+        assert {id(batch) for mine in ranks for batch in mine if batch.trees} == {id(batch) for batch in batches}
+        tokens = np.array([[batch.num_tokens for batch in mine] for mine in ranks])
+        costs = np.array([[batch.cost for batch in mine] for mine in ranks])
+        # Every rank makes its own batch for a prefix.
+        once = {id(one if one.trees else one.prefix): one.num_tokens for mine in ranks for one in mine}
+        found[num_ranks] = Spread(
+            above_mean=tokens.sum(axis=1).max() / tokens.sum(axis=1).mean() - 1,
+            waiting=costs.max(axis=0).sum() / costs.mean(axis=0).sum() - 1,
+            repeated=1 - sum(once.values()) / tokens.sum(),
         )
     return found
+
+
+def above_mean(batches: Sequence[ContinuousBatch], num_ranks: int) -> float:
+    """Return the share of the costliest rank above the mean of ranks, which must all get equally many batches."""
+    ranks = assign_continuous_batches(batches, num_ranks=num_ranks)
+    assert len(set(map(len, ranks))) == 1
+    costs = [sum(batch.cost for batch in mine) for mine in ranks]
+    return max(costs) / np.mean(costs) - 1
 
 
 def prepared(tasks: object, data_root: Path, tokenizer: object, max_seq_len: int) -> PreparedEvaluation:
@@ -102,40 +94,28 @@ def prepared(tasks: object, data_root: Path, tokenizer: object, max_seq_len: int
     return prepare_evaluation(load_data(settings), Encoder(tokenizer), max_seq_len=max_seq_len)
 
 
-class PieceTokenizer:
+class PieceTokenizer(CharacterTokenizer):
     """A tokenizer with a token for each word of up to six letters, with its space, and for every other character.
 
     It makes about as many tokens of the real files as a byte-level BPE with 50,000 entries, in a quarter of the time.
     """
 
-    eos_token_id = 2
-    pad_token_id = 0
-
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}
 
-    def __len__(self) -> int:
-        return 50_000
-
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
         special = [1] if add_special_tokens else []
-        return {'input_ids': [special + [self.id(piece) for piece in PIECES.findall(text)] for text in texts]}
-
-    def id(self, piece: str) -> int:
-        """Return a token's own number, above those of special tokens."""
-        return self.ids.setdefault(piece, len(self.ids) + 3)
-
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
-        """Return the text of token ids."""
-        pieces = {number: piece for piece, number in self.ids.items()}
-        return ''.join(pieces.get(number, '') for number in ids)
+        return {
+            'input_ids': [
+                special + [self.ids.setdefault(piece, len(self.ids) + 3) for piece in PIECES.findall(text)]
+                for text in texts
+            ]
+        }
 
 
 @pytest.fixture(scope='module')
 def sample_rows() -> PlannedEvaluation:
     """Return the 57 tasks over the sample data; batches are small as there are about a thousand items."""
-    from character_tokenizer import CharacterTokenizer
-
     return plan_evaluation(prepared(TASKS, ROOT / 'eval_data', CharacterTokenizer(), 512), tokens_per_batch=512)
 
 
@@ -199,7 +179,6 @@ def test_a_step_runs_a_prefix_on_all_ranks_or_none(sample_rows: PlannedEvaluatio
     for num_ranks in RANKS[:2]:
         steps = list(zip(*assign(sample_rows.batches, num_ranks=num_ranks), strict=True))
         mixed = sum(len({bool(batch.trees) for batch in step}) == 2 for step in steps)
-        print(f'{num_ranks} ranks: {mixed} of {len(steps)} steps are of prefixes on some ranks alone')
         assert mixed < 0.05 * len(steps)
 
 
@@ -216,14 +195,9 @@ def test_the_costliest_forward_is_in_the_first_round(sample_rows: PlannedEvaluat
         assert any(batch is costliest for mine in ranks for batch in mine[:longest_unit])
 
 
-def test_ranks_get_equal_numbers_of_continuous_batches(sample_rows: PlannedEvaluation):
+def test_ranks_get_continuous_batches_of_similar_cost(sample_rows: PlannedEvaluation):
     """Work is estimated from lengths of prompts and generations; ranks wait for each other after each batch."""
-    batches = sample_rows.continuous_batches
-    ranks = assign_continuous_batches(batches, num_ranks=2)
-    costs = [sum(batch.cost for batch in mine) for mine in ranks]
-    print(f'{len(batches)} batches on 2 ranks: {max(costs) / np.mean(costs) - 1:.2%} above the mean')
-    assert len(set(map(len, ranks))) == 1
-    assert max(costs) / np.mean(costs) - 1 < ABOVE_MEAN
+    assert above_mean(sample_rows.continuous_batches, 2) < ABOVE_MEAN
 
 
 @pytest.mark.long
@@ -233,20 +207,14 @@ def test_ranks_share_the_real_gauntlet_evenly(real_rows: PreparedEvaluation, dev
     tokens_per_batch = MOST_TOKENS[device]
     assert LEAST_BATCHES * tokens_per_batch * RANKS[-1] <= real_rows.num_tokens  # nothing is halved for so many ranks
     planned = plan_evaluation(real_rows, tokens_per_batch=tokens_per_batch)
-    print(f'{device}: {len(planned.items):,} items, {planned.num_model_tokens:,} tokens, {tokens_per_batch} a batch')
     found = spread_over_ranks(planned.batches)
     assert all(one.above_mean < ABOVE_MEAN for one in found.values())
     assert all(one.repeated < 0.02 for one in found.values())
     most = {'cuda': (0.02, 0.04, 0.1), 'cpu': (0.06, 0.13, 0.23)}[device]
     assert all(found[num_ranks].waiting < limit for num_ranks, limit in zip(RANKS, most, strict=True))
-    for num_ranks in RANKS:
-        batches = planned.continuous_batches
-        ranks = assign_continuous_batches(batches, num_ranks=num_ranks)
-        costs = [sum(batch.cost for batch in mine) for mine in ranks]
-        above = max(costs) / np.mean(costs) - 1
-        print(f'{num_ranks:>3} ranks: {len(ranks[0])} of {len(batches)} batches each, {above:.1%} above the mean')
-        assert len(set(map(len, ranks))) == 1
-        assert above < ABOVE_MEAN or len(batches) < 2 * num_ranks  # a batch is decoded by one rank
+    batches = planned.continuous_batches
+    for num_ranks in RANKS:  # a batch is decoded by one rank
+        assert above_mean(batches, num_ranks) < ABOVE_MEAN or len(batches) < 2 * num_ranks
 
 
 def test_a_shared_prefix_counts_once():
