@@ -181,23 +181,6 @@ def test_a_row_sees_its_own_tokens_in_order(happening, layout: str):
         model.step()
 
 
-def test_buffers_grow_by_a_few_columns(monkeypatch):
-    """By hand: prompts of 10 and 4, and 3 columns more; the first leaves at step 5, and its columns at step 6."""
-    monkeypatch.setattr(kv_cache, 'GROWTH', 3)
-    cache = KVCache(2, longest_context=10, device=CPU)
-    seen = torch.arange(10)[None] >= torch.tensor([[0], [6]])
-    cache.enter([10, 4], seen)
-    widths = []
-    for step in range(14):
-        if step == 5:
-            assert cache.leave([0]) == [1]
-        cache.step()
-        widths.append(cache.seen().shape[1])
-        assert int(cache.seen()[-1].sum()) == 4 + step + 1
-    assert widths == [13] * 3 + [16] * 3 + [13] * 3 + [16] * 3 + [19] * 2
-    assert (cache.moved, cache.column) == (6, 18)
-
-
 @pytest.mark.parametrize(('counts_masked', 'positions'), [(True, [0, 1, 2, 3]), (False, [0, 0, 1, 2])])
 def test_positions_of_biases_count_masked_tokens_as_the_model_does(counts_masked: bool, positions: list[int]):
     """A prompt of three tokens, the second masked, and a step: MPT counts columns, Bloom the tokens that are seen."""

@@ -148,24 +148,20 @@ def test_a_window_by_stream_position_is_rejected(monkeypatch):
     assert 'token stream' in found.reason and 'nats off' in found.reason
 
 
-def test_a_model_that_ignores_its_context_runs_padded_rows():
-    """It would agree in any layout. Fails without the contrast: the model then gets a stream."""
+@pytest.mark.parametrize(
+    ('part', 'value', 'reason'),
+    [
+        ('self_attn.o_proj', 0.0, 'too little to tell'),  # it ignores its context and would agree in any layout
+        ('mlp.up_proj', torch.nan, "probe: the model's numbers are not finite"),  # comparisons with NaN are false
+    ],
+)
+def test_a_model_that_cannot_be_compared_runs_padded_rows(part: str, value: float, reason: str):
+    """Fails without the contrast, or without the check of finite numbers."""
     model = networks.network()
     for layer in model.model.layers:
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
+        torch.nn.init.constant_(layer.get_submodule(part).weight, value)
     found, _ = probed(model)
-    assert found.layout == PADDED_ROWS
-    assert 'too little to tell' in found.reason
-
-
-def test_a_model_of_nan_runs_padded_rows():
-    """Fails without the check, as comparisons with NaN are false."""
-    model = networks.network()
-    with torch.no_grad():
-        model.model.layers[0].mlp.up_proj.weight.fill_(torch.nan)
-    found, _ = probed(model)
-    assert found.layout == PADDED_ROWS
-    assert found.reason == "probe: the model's numbers are not finite"
+    assert found.layout == PADDED_ROWS and reason in found.reason
 
 
 @pytest.mark.parametrize(

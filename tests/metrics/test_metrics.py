@@ -212,15 +212,6 @@ def test_gains_within_the_rounding_of_sums_tie(
     assert tuple(value('PMINormalizedMatch', result) for result in results) == shares
 
 
-@given(st.lists(st.floats(-500, -20), min_size=3, max_size=3), st.floats(0, 5), st.floats(1e-5, 1e-1))
-def test_equal_gains_tie_despite_float32_rounding(logprobs: list[float], gain: float, share: float):
-    sums = [float(np.float32(logprob)) for logprob in logprobs]
-    alone = [float(np.float32(logprob - gain)) for logprob in logprobs]
-    assert value('PMINormalizedMatch', item(0, sums, 1, logprobs_alone=tuple(alone))) == pytest.approx(1 / 3)
-    higher = [alone[0], alone[1] + share * min(sums), alone[2]]  # 10 times what rounding counts for, or more
-    assert value('PMINormalizedMatch', item(0, sums, 1, logprobs_alone=tuple(higher))) == 1
-
-
 def test_the_calibration_error_by_hand():
     results = [
         of_shares(0, [0.85, 0.15], 0),  # the bin from 0.8: mean confidence 0.835, one of two right

@@ -259,17 +259,6 @@ def test_the_references_truncation_cuts_tokens_from_the_left(character_tokenizer
     assert {request.max_new_tokens for request in made} == {keys.get('max_new_tokens', 2)}
 
 
-def test_a_context_without_tokens_is_unscorable():
-    class Silent:
-        eos_token_id = None
-
-        def __call__(self, texts, *, add_special_tokens, **_):
-            return {'input_ids': [[7] * len(text.strip('?')) for text in texts]}
-
-    made = requests(Silent(), task(), [Problem('??', ('2',), None), Problem('1', ('2',), None)])
-    assert 'no context token' in made[0].unscorable and made[1].unscorable is None
-
-
 @pytest.mark.parametrize(
     ('given', 'expected'),
     [

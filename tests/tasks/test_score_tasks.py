@@ -194,13 +194,6 @@ def test_generations_follow_the_prompt_alone_and_keep_white_space(data_root, cha
     assert result.text == ' B\n\n \t'
 
 
-def test_items_are_in_row_order_with_all_variants_of_a_question(data_root, character_tokenizer):
-    keys = [item.request.key for item in items_of(task_of(), data_root, character_tokenizer)]
-    variants = [f'option_order:{letter}' for letter in 'ABC'] + [f'prompt:{number}' for number in range(10)]
-    variants += [f'non_greedy:{seed}' for seed in range(1, 6)]
-    assert [(key.row, key.variant) for key in keys] == [(row, name) for row in (0, 1) for name in variants]
-
-
 @pytest.mark.parametrize(
     ('max_new_tokens', 'max_seq_len', 'expected'), [(1024, 200, 100), (1024, 201, 100), (7, 200, 7), (1024, 3, 1)]
 )
@@ -212,12 +205,6 @@ def test_a_generation_has_at_most_half_of_the_length(
     for item in items_of(task, data_root, character_tokenizer, max_seq_len=max_seq_len):
         assert item.request.max_new_tokens == expected
         assert item.request.length <= max_seq_len
-
-
-def test_prompts_that_are_too_long_lose_their_start(data_root, character_tokenizer):
-    items = items_of(task_of(max_new_tokens=10), data_root, character_tokenizer, max_seq_len=30)
-    assert text(items[0].request.context) == '^' + 'Say: Who?\nA: she\nB: he\nC: it'[-19:]
-    assert all(item.request.truncated for item in items)
 
 
 def test_only_non_greedy_variants_are_sampled_each_with_its_seed(data_root, character_tokenizer):
