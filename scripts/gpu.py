@@ -78,7 +78,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Where to check, and how much."""
+    """The device of the checks and their size."""
 
     device: str
     quick: bool

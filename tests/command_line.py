@@ -28,7 +28,7 @@ def run_cli(*arguments: Any) -> int:
 
 
 def loaded_by(*arguments: Any, names: tuple[str, ...] = ('torch', 'composer', 'transformers', 'datasets')) -> list[str]:
-    """Return which of these packages `gauntlet` imports with these arguments, in a subprocess that must succeed."""
+    """Return those of these packages `gauntlet` imports with these arguments, in a subprocess that must succeed."""
     script = (
         'import sys\n'
         'from llmfoundry_gauntlet.cli import main\n'

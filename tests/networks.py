@@ -170,7 +170,7 @@ def mixed_requests() -> list[ScoreRequest]:
     choices = [draw(rng, 1), draw(rng, 4), draw(rng, 2)]
     parts = [
         (passage, [answer, draw(rng, 2)]),
-        ([*passage, *answer, *draw(rng, 6)], choices),  # goes on where the first one's answer ends
+        ([*passage, *answer, *draw(rng, 6)], choices),  # continues after the first one's answer
         ([*passage[:4], *draw(rng, 9)], choices),
         (draw(rng, 39), [draw(rng, 1), draw(rng, 1), draw(rng, 1), draw(rng, 1)]),
         (draw(rng, 1), [draw(rng, 5)]),
@@ -250,7 +250,7 @@ def check_against_bare_forwards(
             logprobs, is_argmax = alone(model, context, continuation)
             np.testing.assert_allclose(output.logprobs[j], logprobs, rtol=0, atol=tolerance)
             error = abs(output.logprobs[j].sum() - logprobs.sum(dtype=np.float64))
-            assert error <= tolerance * len(logprobs)  # what the tokens' errors may add up to
+            assert error <= tolerance * len(logprobs)  # bound of the sum of the tokens' errors
             assert output.is_argmax[j].tolist() == is_argmax.tolist()
             assert (output.num_top[j] > 0).tolist() == is_argmax.tolist()
 

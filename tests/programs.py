@@ -25,7 +25,7 @@ RIGHT = {
     CPP: '  return "{secret}";\n}}\n',
     JAVASCRIPT: "  return '{secret}'\n}}\n",
 }
-SECRET = 'the-word-9157'  # what a program must return, and cannot know
+SECRET = 'the-word-9157'  # the value a program must return and cannot know
 
 
 def problem(language: str, secret: str = SECRET) -> Program:

@@ -1,10 +1,10 @@
-"""Canned replies to SCORE's prompts: a fixed function of the prompt's text and the seed, so that no model is needed.
+"""Canned generations for SCORE's prompts: a fixed function of the prompt and the seed, so that no model is needed.
 
 `scripts/record_score.py` gives them to lm-eval, and our tests give them to our pipeline. A `Question` is what the
 replies know of a row: its text as it stands in prompts, the right answer and the options. `CannedReplies(questions)
 .reply(prompt, seed)` finds the question that the prompt asks, picks an answer and puts it into one of many forms, all
 by SHA-256. The seed is 0 where replies are greedy. Answers to a question mostly agree, so that rates are neither 0 nor
-1. A change here changes the recording: make it anew.
+1. After a change here the fixtures must be recorded again.
 """
 
 import hashlib
@@ -115,7 +115,7 @@ OTHER = (' @G ', '(@G)', '\\left(@G\\right)', '\\text{@G}', '@G\\,', '1\\cdot @G
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A row's question. MATH has no options."""
+    """The question of a row. MATH has no options."""
 
     text: str
     gold: str
@@ -123,19 +123,19 @@ class Question:
 
 
 def mmlu_pro_question(row: Mapping[str, Any]) -> Question:
-    """A row of mmlu_pro_test.jsonl."""
+    """Return the question in a row of mmlu_pro_test.jsonl."""
     return Question(text=row['question'], gold=row['options'][row['answer_index']], options=tuple(row['options']))
 
 
 def agieval_question(row: Mapping[str, Any]) -> Question:
-    """A row of agieval_v1, its passage before the question, without the labels of its options."""
+    """Return the question in a row of agieval_v1, after its passage, without the labels of its options."""
     text = f'{row["passage"]}Q: {row["question"]}' if row['passage'] else row['question']
     options = tuple(option[3:] for option in row['options'])
     return Question(text=text, gold=options[LETTERS.index(row['label'])], options=options)
 
 
 def math_question(row: Mapping[str, Any], fixes: Mapping[str, str]) -> Question:
-    """A row of hendrycks_math; its solution's boxes, or what the fix table has for the problem's text."""
+    """Return the question in a row of hendrycks_math, with the gold of its solution's boxes or of the fix table."""
     boxes = dict.fromkeys(box_contents(row['solution']))
     return Question(text=row['problem'], gold=fixes.get(row['problem'], ', '.join(boxes)))
 
@@ -155,13 +155,13 @@ def box_contents(text: str) -> list[str]:
 
 
 class CannedReplies:
-    """Replies to prompts about some questions."""
+    """Canned generations for prompts about some questions."""
 
     def __init__(self, questions: Iterable[Question]) -> None:
         self.questions = sorted(questions, key=lambda question: -len(question.text))
 
     def reply(self, prompt: str, seed: int = 0) -> str:
-        """The reply to a prompt; ValueError where it asks none of the questions."""
+        """Return the generation for a prompt. Raise ValueError if it asks none of the questions."""
         question = self.question_of(prompt)
         rolls = Rolls(f'{seed}\n{prompt}')
         habits = Rolls(question.text + question.gold)
@@ -172,7 +172,7 @@ class CannedReplies:
         return math_reply(question, prompt, roll, share_of_gold, rolls=rolls, habits=habits)
 
     def question_of(self, prompt: str) -> Question:
-        """The question with the longest text that stands in the prompt with all of its options."""
+        """Return the question with the longest text that is in the prompt with all of its options."""
         for question in self.questions:
             if question.text in prompt and all(f': {option}' in prompt for option in question.options):
                 return question
@@ -180,18 +180,18 @@ class CannedReplies:
 
 
 class Rolls:
-    """Numbers drawn one after another from a text's SHA-256."""
+    """Numbers drawn in sequence from the SHA-256 of a text."""
 
     def __init__(self, text: str) -> None:
         digest = hashlib.sha256(text.encode()).digest()
         self.numbers = [int.from_bytes(digest[start : start + 4], 'big') for start in range(0, 32, 4)]
 
     def below(self, limit: int) -> int:
-        """A number from 0 to limit - 1."""
+        """Return a number from 0 to limit - 1."""
         return self.numbers.pop(0) % limit
 
     def share(self) -> float:
-        """A number from 0 to 1."""
+        """Return a number from 0 to 1."""
         return self.numbers.pop(0) / 2**32
 
     def choose(self, values: Sequence[str]) -> str:
@@ -201,7 +201,7 @@ class Rolls:
 def choice_reply(
     question: Question, prompt: str, roll: float, share_of_gold: float, *, rolls: Rolls, habits: Rolls
 ) -> str:
-    """Mostly the gold option or the question's favourite, mostly in a form that is understood."""
+    """Return mostly the gold option or the question's favourite wrong one, mostly in a form that can be parsed."""
     favourite = habits.choose(question.options)
     if roll < share_of_gold:
         option = question.gold
@@ -220,7 +220,7 @@ def choice_reply(
 
 
 def letter_of(option: str, prompt: str, num_options: int) -> str:
-    """The first letter under which the prompt offers the option."""
+    """Return the first letter of the option in the prompt."""
     for letter in LETTERS[:num_options]:
         if f'\n{letter}: {option}\n' in f'{prompt}\n':
             return letter
@@ -230,7 +230,7 @@ def letter_of(option: str, prompt: str, num_options: int) -> str:
 def math_reply(
     question: Question, prompt: str, roll: float, share_of_gold: float, *, rolls: Rolls, habits: Rolls
 ) -> str:
-    """Mostly the gold value, as it is or in another form, or the question's favourite wrong one; mostly in a box."""
+    """Return mostly the gold value, possibly in another form, or the favourite wrong one; mostly in a box."""
     favourite, wrong = habits.choose(WRONG), rolls.choose(WRONG)
     if roll < 0.6 * share_of_gold:
         value = question.gold
@@ -245,7 +245,7 @@ def math_reply(
 
 
 def other_forms(gold: str) -> list[str]:
-    """Ways to write a value, most of them equal to it."""
+    """Return ways to write a value, most of them equal to it."""
     forms = [form.replace('@G', gold) for form in (WHOLE if gold.isdecimal() else OTHER)]
     if gold.isdecimal():
         forms += [f'{int(gold):,}', f'{int(gold) / 100}', f'\\frac{{{2 * int(gold)}}}{{2}}', f'{int(gold)}.00001']

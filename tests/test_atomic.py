@@ -1,4 +1,4 @@
-"""Files that readers find complete or not at all."""
+"""Atomic writes: readers find a complete file or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console script in this process: what it prints and its exit status."""
+"""Output and exit status of the console script, run in this process."""
 
 from __future__ import annotations
 

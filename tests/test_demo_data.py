@@ -67,7 +67,7 @@ def test_bracket_answers_close_every_bracket_in_order():
             word = shorter
 
 
-def test_copies_equal_what_was_said():
+def test_copies_equal_their_source():
     for row in demo_data.evaluation_rows('bigbench_repeat_copy_logic'):
         assert row['context'] == f'repeat with logic:\n\nQ: say {row["continuation"]}\nA:'
 

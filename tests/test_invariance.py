@@ -156,7 +156,7 @@ def test_the_tokens_of_a_batch(model, planned, tokens_per_batch: int):
 
 @pytest.mark.parametrize('layout', LAYOUTS[1:])
 def test_packing(model, planned, layout: str):
-    """Mutation: a token sees the tree before its own."""
+    """Mutation: a token attends to the previous tree."""
     check_same(run(model, planned()), run(model, planned(layout=layout)))
 
 
@@ -165,7 +165,7 @@ def test_packing(model, planned, layout: str):
 def test_the_lengths_of_other_rows(planned, kind: str, semantics: str):
     """Rotary frequencies depend on a length; the reference's are those of rows padded to max_seq_len.
 
-    Mutations: requests with different frequencies in one batch; frequencies by the longest row of a batch.
+    Mutations: a batch mixes rotary frequencies; frequencies are those of the longest row of a batch.
     """
     base = 48
     padded_to = {f'{task["label"]}/2-shot': LONGEST for task in TASKS} if semantics == 'reference' else {}
@@ -208,7 +208,7 @@ def test_the_number_of_ranks(model, planned, num_ranks: int, layout: str):
 
 
 def test_the_order_of_items(model, planned):
-    """Bitwise, for all metrics and errors. Mutation: sums rounded at every step."""
+    """Bitwise, for all metrics and errors. Mutation: sums are rounded at every step."""
     plan = planned()
     evaluation = run(model, plan)
     outputs = [output for batch in plan.batches for output in model.run(batch)]
@@ -223,7 +223,7 @@ def test_the_order_of_items(model, planned):
 
 
 def test_the_order_of_tasks(model, planned):
-    """Mutation: shots drawn from the process's own generator."""
+    """Mutation: shots are drawn from the global generator."""
     check_same(run(model, planned()), run(model, planned(tasks=TASKS[::-1])))
     alone = run(model, planned(tasks=TASKS[1:2], gauntlet=None))
     ours = items(run(model, planned()))
@@ -232,7 +232,7 @@ def test_the_order_of_tasks(model, planned):
 
 
 def test_a_subset(model, planned):
-    """Its items score as in the full run. Mutation: shots drawn only from the subset."""
+    """Its items score as in the full run. Mutation: shots are drawn only from the subset."""
     full, part = run(model, planned()), run(model, planned(subset_items=12))
     every = items(full)
     assert {key: len(results) for key, results in part.results.items()} == {

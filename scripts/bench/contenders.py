@@ -20,7 +20,7 @@ ONE_THREAD = {'OMP_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1', 'RAYON_NUM_THREADS
 
 
 class ContenderError(Exception):
-    """A contender failed; the message has its output."""
+    """Raised if a contender failed; the message has its output."""
 
 
 class Contender:

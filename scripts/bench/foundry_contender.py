@@ -28,7 +28,7 @@ WARM_UP_TOKENS = 4
 
 
 class PredictionRecorder(Callback):
-    """Keeps each item's result from the metrics, or its generation."""
+    """Keep each item's result from the metrics, or its generation."""
 
     def __init__(self) -> None:
         self.predictions: list[Any] = []

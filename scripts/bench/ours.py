@@ -46,7 +46,7 @@ class Evaluated(NamedTuple):
 
 
 class Ours:
-    """Times everything from the files to the scores, with a fresh tokenizer, but not the probe of the model."""
+    """Time everything from the files to the scores, with a fresh tokenizer, but not the probe of the model."""
 
     def load(self, model_folder: str, device: str = 'cpu', dtype: str = 'float32') -> dict[str, str]:
         """Load the model; the next measurement warms it up. Return its batch layouts."""
@@ -128,7 +128,7 @@ class Ours:
 
 
 class Alone(Ours):
-    """Runs every variant of SCORE in its own evaluation, in which no prompts share a prefix."""
+    """Run every variant of SCORE in its own evaluation, in which no prompts share a prefix."""
 
     def evaluations(self, data: EvaluationData) -> list[EvaluationData]:
         """Return an evaluation for each label or prompt, as if it were the only prompt."""

@@ -18,7 +18,7 @@ class RowResult:
     row: Row
     vocabulary: int
     rounds: dict[str, list[dict[str, Any]]]
-    clock: str = 'cpu_seconds'  # or wall_seconds, on a GPU
+    clock: str = 'cpu_seconds'  # or wall_seconds on a GPU
 
     def seconds(self, contender: str, clock: str | None = None) -> float:
         """Return seconds per item, the median over rounds."""
@@ -36,7 +36,7 @@ class RowResult:
 
     @property
     def same(self) -> dict[str, tuple[int, int]]:
-        """How many of each other contender's predictions equal ours, and how many it made, if it made any."""
+        """Return the number of each other contender's predictions that equal ours, and the number it made, if any."""
         ours, found = self.rounds[OURS][0], {}
         for name, (first, *_) in self.rounds.items():
             theirs = first['predictions']
@@ -50,7 +50,7 @@ class RowResult:
 
     @property
     def notes(self) -> dict[str, str]:
-        """What ours reports about its work."""
+        """Return the notes of our contender on its work."""
         return self.rounds[OURS][0]['notes']
 
     @property

@@ -23,12 +23,12 @@ Damage = Callable[[Path], object]
 
 
 def holds(content: str | bytes) -> Damage:
-    """The file holds something else."""
+    """Replace the content of the file."""
     return lambda path: path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def cut(share: float) -> Damage:
-    """The file ends early."""
+    """Truncate the file."""
     return lambda path: path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
 
 

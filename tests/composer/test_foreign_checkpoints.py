@@ -1,4 +1,4 @@
-"""Checkpoints and model folders of somebody else run no code when they are read."""
+"""Reading untrusted checkpoints and model folders runs no code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.errors import ModelError
 
 
 class Marking:
-    """Runs a command or makes a file when it is unpickled."""
+    """Run a command or create a file when unpickled."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.called = function, arguments
@@ -38,13 +38,13 @@ class Own:
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Path:
-    """What foreign code would leave behind."""
+    """Return the file that untrusted code would create."""
     return tmp_path / 'code has run'
 
 
 @pytest.fixture
 def content() -> dict[str, Any]:
-    """What a Composer checkpoint holds, in small."""
+    """Return the content of a small Composer checkpoint."""
     network = networks.network('llama', vocab_size=259, max_position_embeddings=128)
     return tiny.content_of(network)
 
@@ -52,7 +52,7 @@ def content() -> dict[str, Any]:
 @pytest.mark.parametrize(
     'timestamp', [{'Timestamp': Timestamp(batch=7).state_dict()}, Timestamp(batch=Time(7, TimeUnit.BATCH))]
 )
-def test_objects_of_unknown_classes_in_a_checkpoint_are_not_made(
+def test_objects_of_unknown_classes_in_a_checkpoint_are_not_created(
     tmp_path: Path, marker: Path, content: dict[str, Any], timestamp: Any
 ):
     content['state']['callbacks'] = {'mine': {'state': Own(), 'code': Marking(open, marker, 'w')}}
@@ -93,7 +93,7 @@ def test_calls_in_a_checkpoint_that_torch_refuses_are_an_error(
     assert not marker.exists()
 
 
-def test_objects_in_a_sharded_checkpoint_are_not_made(tmp_path: Path, marker: Path, content: dict[str, Any]):
+def test_objects_in_a_sharded_checkpoint_are_not_created(tmp_path: Path, marker: Path, content: dict[str, Any]):
     content['state']['timestamp'] = {
         'Timestamp': {**Timestamp(batch=7).state_dict(), 'mine': Marking(open, marker, 'w')}
     }
@@ -105,9 +105,7 @@ def test_objects_in_a_sharded_checkpoint_are_not_made(tmp_path: Path, marker: Pa
 
 
 @pytest.mark.parametrize('protocol', [2, 4])
-def test_metadata_that_are_something_else_are_an_error(
-    tmp_path: Path, marker: Path, content: dict[str, Any], protocol: int
-):
+def test_metadata_of_another_kind_are_an_error(tmp_path: Path, marker: Path, content: dict[str, Any], protocol: int):
     folder = tiny.save_sharded(content, tmp_path / 'run/ep0-ba7')
     (folder / '.metadata').write_bytes(pickle.dumps(Marking(open, marker, 'w'), protocol))
     with pytest.raises(ModelError, match=r'\.metadata: cannot be read: names '):
@@ -134,7 +132,7 @@ def test_a_tokenizer_in_a_checkpoint_writes_no_file_elsewhere(tmp_path: Path, co
 
 
 @pytest.mark.parametrize('file', ['config.json', 'tokenizer_config.json'])
-def test_code_beside_a_model_is_not_run_and_nobody_is_asked_for_leave(
+def test_code_beside_a_model_is_not_run_and_no_prompt_is_shown(
     tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ):
     monkeypatch.setattr('builtins.input', lambda *_: pytest.fail('nobody is there to answer'))

@@ -25,7 +25,7 @@ ROTARY = FIXTURES / 'models' / 'rotary_bos'
 
 @pytest.fixture
 def refused(gauntlet: Any, models: Path, tmp_path: Path) -> Callable[..., str]:
-    """What `gauntlet run` says of a model that it refuses."""
+    """Return the error of `gauntlet run` for a model that it refuses."""
 
     def run(model: Any, *words: Any) -> str:
         settings = ('--tasks', models / 'tasks.yaml', '--data-root', models, '--out', tmp_path / 'out')
@@ -38,7 +38,7 @@ def refused(gauntlet: Any, models: Path, tmp_path: Path) -> Callable[..., str]:
 
 
 def cut(path: Path, size: int) -> Path:
-    """The file without its end."""
+    """Truncate the file."""
     with path.open('r+b') as file:
         file.truncate(size)
     return path
@@ -57,7 +57,7 @@ def test_a_checkpoint_of_another_architecture(models: Path, tmp_path: Path, refu
     assert '--model-config' in error
 
 
-def test_a_weight_that_is_not_there(models: Path, tmp_path: Path, refused: Refused):
+def test_a_missing_weight(models: Path, tmp_path: Path, refused: Refused):
     content = torch.load(models / 'whole.pt', weights_only=False)
     del content['state']['model']['model.model.norm.weight']
     torch.save(content, tmp_path / 'x.pt')
@@ -76,13 +76,13 @@ def test_shapes_that_differ(models: Path, tmp_path: Path, refused: Refused, mode
 
 
 @pytest.mark.parametrize('share', [0.0, 0.5, 0.999])
-def test_a_file_that_is_cut_off(models: Path, tmp_path: Path, refused: Refused, share: float):
+def test_a_truncated_file(models: Path, tmp_path: Path, refused: Refused, share: float):
     path = shutil.copy(models / 'whole.pt', tmp_path / 'x.pt')
     size = int(path.stat().st_size * share)
     assert f'it is truncated after {size} bytes, or ' in refused(cut(path, size))
 
 
-def test_files_that_are_something_else(models: Path, tmp_path: Path, refused: Refused):
+def test_files_of_another_kind(models: Path, tmp_path: Path, refused: Refused):
     (tmp_path / 'text.pt').write_text('no checkpoint')
     assert 'text.pt: is not a Composer checkpoint: it is truncated after ' in refused(tmp_path / 'text.pt')
     torch.save({'weights': {}}, tmp_path / 'x.pt')
@@ -126,7 +126,7 @@ def test_a_sharded_checkpoint_that_is_damaged(models: Path, tmp_path: Path, refu
     assert f'{folder}: has shards but no .metadata' in refused(folder)
 
 
-def test_a_shard_with_other_bytes_in_it(models: Path, tmp_path: Path, refused: Refused):
+def test_a_shard_with_changed_bytes(models: Path, tmp_path: Path, refused: Refused):
     folder = shutil.copytree(models / 'sharded', tmp_path / 'ep0-ba2')
     shard = folder / '__0_0.distcp'
     shard.write_bytes(b'\xff' * shard.stat().st_size)
@@ -161,7 +161,7 @@ def test_weights_that_are_no_floating_numbers(models: Path, tmp_path: Path, refu
         ('nowhere.pt', 'there is no such file or folder'),
     ],
 )
-def test_a_model_that_is_nowhere(refused: Refused, name: str, found: str):
+def test_a_missing_model(refused: Refused, name: str, found: str):
     assert refused(name).startswith(f'{name}: {found}')
 
 
@@ -201,7 +201,7 @@ def test_a_value_that_is_not_allowed(models: Path, refused: Refused, option: str
     assert hint in refused(models / 'one', option, value)
 
 
-def test_a_chat_template_that_is_not_there(models: Path, refused: Refused):
+def test_a_missing_chat_template(models: Path, refused: Refused):
     assert 'has no chat template; leave out apply_chat_template' in refused(models / 'one', '--apply-chat-template')
 
 
@@ -218,7 +218,7 @@ def test_a_folder_of_checkpoints_is_listed(models: Path, tmp_path: Path, refused
     assert 'is a folder of 4 checkpoints; name one of them: ep0-ba2-rank0.pt, ep0-ba4, hf, ' in refused(folder)
 
 
-def test_what_is_not_in_s3(models: Path, s3_server: Any, refused: Refused):
+def test_missing_objects_in_s3(models: Path, s3_server: Any, refused: Refused):
     for name in ('ep0-ba2-rank0.pt', 'ep0-ba4-rank0.pt'):
         s3_server.client.upload_file(str(models / 'whole.pt'), s3_server.bucket, f'run/{name}')
     for link, text in (('gone', 'run/ep0-ba9-rank0.pt'), ('round', 'run/round.symlink')):

@@ -137,7 +137,7 @@ def test_an_invalid_gauntlet_is_refused(changes: dict, expected: str):
     assert expected in problem
 
 
-def test_a_benchmark_that_no_task_provides_is_an_error_that_says_what_there_is():
+def test_a_benchmark_that_no_task_provides_is_an_error_listing_the_tasks():
     wrong_shots = gauntlet(categories=[{'name': 'a', 'benchmarks': [{**BENCHMARK, 'num_fewshot': 10}]}])
     (problem,) = problems_of([TASK], wrong_shots)
     assert 'no task provides 1 of 1 benchmarks: copa/10-shot (categories[0]' in problem and 'has 0 shots' in problem

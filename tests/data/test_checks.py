@@ -30,7 +30,7 @@ FOX = 'the quick brown fox jumps over the lazy dog while seven old men sleep und
 
 @pytest.fixture
 def check(tmp_path: Path, gauntlet, write_jsonl) -> Check:
-    """Checks one task of these rows; returns its record, with findings by kind and the overlap."""
+    """Check a task with these rows; return its record, with findings by kind and the overlap."""
 
     def call(rows: list[Any], *words: Any, **task: Any) -> dict[str, Any]:
         write_jsonl('rows.jsonl', rows)
@@ -51,7 +51,7 @@ def check(tmp_path: Path, gauntlet, write_jsonl) -> Check:
 
 
 def brief(file: dict[str, Any]) -> dict[str, tuple[int, list[int], bool]]:
-    """Findings by kind: how many rows, the first lines, whether it is a warning."""
+    """Return findings by kind: number of rows, first lines, whether it is a warning."""
     return {kind: (found['count'], found['lines'], found['is_warning']) for kind, found in file['findings'].items()}
 
 
@@ -204,7 +204,7 @@ def test_canonical_solutions_run_only_with_solutions(gauntlet, tmp_path: Path, w
 
 
 def file_of(*questions: str, source: str | None = None, answer: str | None = None) -> TaskFile:
-    """A file of these questions, each with a source of its own unless they share one."""
+    """Write a file of these questions, each with its own source unless they share one."""
     rows = [
         CheckedRow(line=line, digest=text, source=source or str(line), prompt=text, question=text, answer=answer)
         for line, text in enumerate(questions, start=1)
@@ -213,13 +213,13 @@ def file_of(*questions: str, source: str | None = None, answer: str | None = Non
 
 
 def found_in(overlap: Record) -> list[tuple[int, int, int]]:
-    """The line, the sequences found and all sequences of each row that was found."""
+    """Return the line, the number of sequences found and of all sequences, for each row found."""
     (task,) = overlap['tasks']
     return [(row['line'], row['num_found'], row['num_sequences']) for row in task['found']]
 
 
 def search(folder: Path, file: TaskFile, content: str | bytes, name: str = 'text.txt') -> Record:
-    """Looks for a file's rows in a training text of this content and name."""
+    """Search for a file's rows in a training text with this content and name."""
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return find_overlap([file], [str(folder / name)])
 

@@ -1,4 +1,4 @@
-"""The source that rows share: the same name for the questions of one passage, another for another's."""
+"""Clusters: questions on one passage share a name, and different passages have different names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def context(text, continuation='so'):
 
 
 def coqa(story, *asked):
-    """The last question about a story, after those before it with their answers."""
+    """Return the last question about a story, after the earlier ones with their answers."""
     before = ''.join(f'Question: {question}\nAnswer: yes\n' for question in asked[:-1])
     preceding = f'\nPreceding questions:\n{before}' if before else '\n'
     return context(f'Please answer.\nStory: {story}{preceding}\nFinal question:\nQuestion: {asked[-1]}\nAnswer: ')

@@ -135,7 +135,7 @@ def test_a_row_may_name_its_cluster(write_jsonl, tmp_path):
 
 
 def number(share: float, categories: list[str | None]) -> int:
-    """So many of all items, one at least."""
+    """Return this many of all items, at least one."""
     return max(1, round(share * len(categories)))
 
 
@@ -162,7 +162,7 @@ def test_subsets_are_nested(categories, shares):
 
 @given(categories=CATEGORIES, share=SHARES)
 def test_categories_are_sampled_in_proportion(categories, share):
-    """There is one share of which the number from each category differs by half an item at most."""
+    """Each category's number is within half an item of the same share."""
     taken = Counter(example.category for example in subset(examples(categories), number(share, categories)))
     sizes = Counter(categories)
     lowest = max(((taken[category] - 0.5) / size for category, size in sizes.items()), default=0)

@@ -203,7 +203,7 @@ def test_malformed_rows_are_named_by_number(tmp_path):
 
 
 def test_non_text_columns_are_errors_only_if_used(tmp_path):
-    """Pictures, dates and missing numbers may stand in columns that nobody asks for; asked for, they are errors."""
+    """Columns that are not used may hold pictures, dates and missing numbers; in used columns these are errors."""
     table = {'a': ['x', 'y'], 'c': ['1', '2'], 'picture': [b'\x89PNG', None], 'size': [1.5, float('nan')]}
     table['day'] = [pd.Timestamp('2020-02-03 04:05:06')] * 2
     (tmp_path / 'odd').mkdir()

@@ -1,4 +1,4 @@
-"""Files of the manifest: which are meant, where copies come from, and downloads from a server that fails."""
+"""Files of the manifest: selection, origin of copies, and downloads from a failing server."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def parquet_of(rows: list[dict[str, Any]]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server sends: `num_bytes` of the body at most."""
+    """A response of the server, with at most `num_bytes` of the body."""
 
     body: bytes
     status: int = 200
@@ -73,7 +73,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Server:
-    """A server that gives these answers one after the other, the last one again and again."""
+    """A server that sends these responses in order and repeats the last one."""
 
     url: str
     answers: deque[Answer]

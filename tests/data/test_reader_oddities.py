@@ -1,4 +1,4 @@
-"""What real data files are like that is odd and no fault, and what is a fault."""
+"""Oddities of real data files that are accepted, and faults that are errors."""
 
 from __future__ import annotations
 

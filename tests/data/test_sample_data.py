@@ -1,4 +1,4 @@
-"""The manifest, and the rows and prompts that come with the project: in the published form, without its sentences."""
+"""The manifest and the sample rows and prompts: in the published format, without published sentences."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_every_file_has_twelve_rows_or_more_with_the_keys_of_the_published_ones(
     assert {tuple(row) for row in rows_of(name)} == {tuple(row) for row in published(name)}
 
 
-def test_every_line_is_json_in_one_form_without_signs_that_cannot_be_seen():
+def test_every_line_is_json_in_one_format_without_invisible_characters():
     for path in FOLDER.rglob('*.jsonl'):
         for line in path.read_bytes().decode('utf-8').splitlines(keepends=True):
             assert line == json.dumps(json.loads(line), ensure_ascii=False) + '\n', path.name
@@ -140,7 +140,7 @@ def test_every_line_is_json_in_one_form_without_signs_that_cannot_be_seen():
 
 
 @pytest.mark.parametrize('name', [name for name in FILES if 'gold' in rows_of(name)[0]])
-def test_right_choices_are_spread_over_their_places(name: str):
+def test_right_choices_are_spread_over_positions(name: str):
     rows = rows_of(name)
     (num_choices,) = {len(row.get('choices') or row['context_options']) for row in rows}
     golds = Counter(row['gold'] for row in rows)
@@ -163,7 +163,7 @@ def test_categories_are_published_ones_and_equally_large(task: str):
 
 
 def shingles(text: str) -> Iterator[str]:
-    """All runs of so many words that are not numbers or single letters alone, outside of the words of the form."""
+    """Return all sequences of this many words, except the words of the format, numbers and letters."""
     for part in FRAMES.split(text):
         words = re.findall(r'\w+', (part or '').casefold())
         for start in range(len(words) - SHINGLE_WORDS + 1):
@@ -173,7 +173,7 @@ def shingles(text: str) -> Iterator[str]:
 
 
 def texts_in(value: object) -> Iterator[str]:
-    """The strings anywhere inside a JSON value, but not the keys of mappings, nor the tests of programs."""
+    """Return all strings in a JSON value except keys and the tests of programs."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -183,7 +183,7 @@ def texts_in(value: object) -> Iterator[str]:
 
 
 def common_shingles(ours: list[Any], published: list[Any]) -> tuple[set[str], set[str]]:
-    """All runs in our rows, and those of them that occur in published ones."""
+    """Return all word sequences of our rows, and those that also occur in published rows."""
     runs = {run for text in texts_in(ours) for run in shingles(text)}
     beginnings, common = {tuple(run.split()[:3]) for run in runs}, set()
     for text in texts_in(published):
@@ -224,7 +224,7 @@ def test_programs_are_unique_and_have_five_pairs_or_more(name: str):
 
 @pytest.mark.parametrize('name', PYTHON_PROGRAMS)
 def test_prompt_and_solution_are_the_original_program(name: str):
-    """A derived file has a share of the solution's lines in its prompt, or all except the last return."""
+    """A derived file has some of the solution's lines in its prompt, or all except the last return."""
     whole = {row['task_id']: row for row in rows_of('programming/human_eval')}
     for row in rows_of(name):
         original = whole[row['task_id']]
@@ -290,7 +290,7 @@ def test_each_file_has_ten_distinct_prompts_and_the_other_perturbations_use_one_
 
 
 @pytest.mark.parametrize('name', ENDINGS)
-def test_each_prompt_holds_the_question_and_asks_for_the_ending_that_is_looked_for(name: str):
+def test_each_prompt_has_the_question_and_asks_for_the_expected_ending(name: str):
     places = set()
     for prompt in templates(name)['prompt_robustness']:
         text = prompt['prompt']

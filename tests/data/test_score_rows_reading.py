@@ -1,4 +1,4 @@
-"""SCORE's questions out of their files, and out of the rows of any multiple_choice task."""
+"""SCORE questions read from their own files and from the rows of any multiple_choice task."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ def test_each_rank_gets_four_batches_on_a_cpu(num_tokens: int, num_ranks: int, t
     ],
 )
 def test_each_rank_gets_a_continuous_batch(num_generations: int, num_ranks: int, requests: int, num_batches: int):
-    """Of prompts of 100 tokens, generations of 28 tokens and 256 slots. Mutation: the same number for all ranks."""
+    """Prompts of 100 tokens, generations of 28 tokens, 256 slots. Mutation: the same number for all ranks."""
     work = {'num_tokens': 10**9, 'num_generations': num_generations, 'num_ranks': num_ranks}
     found = automatic_budget(LlamaConfig(), torch.device('cpu'), cached_bytes=10**6, **work)
     assert found.requests == requests

@@ -198,7 +198,7 @@ def test_scales_and_caps_after_the_output_layer_are_learned(name: str, tail):
 
 
 def test_a_cap_is_learned_from_logits_too_small_to_show_it():
-    """What is learned from a small model's first step holds later. Mutation: try `same` first."""
+    """The function learned from a small model's first step holds later. Mutation: try `same` first."""
     model = networks.network('gemma2', final_logit_softcapping=30.0, initializer_range=0.003)
     (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
     language_model = CausalLanguageModel(model, device=CPU)

@@ -242,7 +242,7 @@ class Counting:
 @every_tokenizer
 @pytest.mark.parametrize(('text', 'most'), [('Q: a dead end 123 ', 4), ('漢字', 12), ('😀', 12), (MIXED, 8)])
 def test_decoding_is_linear_in_length(name: str, text: str, most: int):
-    """Counts decoded tokens per generated one: more if a character has several. Mutation: `_start` stays 0."""
+    """Count decoded tokens per generated one: more if a character has several. Mutation: `_start` stays 0."""
     tokenizer = Counting(TOKENIZERS[name])
     ids = [token for _ in range(500) for token in encode(tokenizer, text)][:500]
     generation = generated(ids, GenerationDecoder(tokenizer), wanted(['never', '\n\n\n'], max_new_tokens=500))

@@ -39,7 +39,7 @@ def train(folder: Path) -> None:
 
 
 def evaluate_on_ranks(out: Path, models: list[str]) -> None:
-    """The tasks in `out`."""
+    """Write the tasks to `out`."""
     download = Store.download
 
     def noted(self: Store, names: list[str], folder: Path) -> None:
@@ -53,7 +53,7 @@ def evaluate_on_ranks(out: Path, models: list[str]) -> None:
 
 
 def measure(word: str) -> dict[str, int]:
-    """The most memory before and after the weights of `dtype:path` are read, and their size, in bytes."""
+    """Print the peak memory before and after the weights of `dtype:path` are read, and their size, in bytes."""
     dtype, _, model = word.partition(':')
     with open_model(model, dtype=dtype) as source:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

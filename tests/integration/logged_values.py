@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.results.files import find_results
 
 Values = dict[str, list[tuple[int, float]]]
 
-MAJORITY = ('MajorityClass', 'MajorityClassStandardError')  # are in records only
+MAJORITY = ('MajorityClass', 'MajorityClassStandardError')  # these are only in records
 LONG = [f'metrics/odd/0-shot/{"x" * 300}/{name}' for name in MAJORITY]  # keys end in 12 digits of their digest
 OF_RECORDS = re.compile(rf'({"|".join([*MAJORITY, *(sha256(key.encode()).hexdigest()[:12] for key in LONG)])})$')
 METRIC_LINE = re.compile(r'\[metric\]\[batch=(\d+)\]: (.*): (\S+) ')

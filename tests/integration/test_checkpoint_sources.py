@@ -149,7 +149,7 @@ def test_loggers_get_the_metrics_at_the_step_of_training(training: Training):
         assert [count.value for count in counts] == [6, 0, 192, 12]
 
 
-def test_what_a_checkpoint_does_not_hold_can_be_given(training: Training, tmp_path: Path):
+def test_missing_parts_of_a_checkpoint_can_be_given(training: Training, tmp_path: Path):
     """A checkpoint of a model that is no HuggingFaceModel has no `integrations`, one of weights alone no time."""
     content = torch.load(training.folder / 'latest-rank0.pt', weights_only=False)
     bare = {'state': {'model': content['state']['model']}}
@@ -170,7 +170,7 @@ def run_worker(folder: Path, *words: Any, num_ranks: int = 1, **environment: str
     return logs[0].read_text()
 
 
-def test_what_composer_itself_has_sharded_has_the_numbers_of_training(tmp_path: Path):
+def test_checkpoints_sharded_by_composer_have_the_numbers_of_training(tmp_path: Path):
     """Two ranks train under FSDP and write a file each; one rank reads both. Each file holds a part of each weight."""
     run_worker(tmp_path, 'train', tmp_path, num_ranks=2)
     for name, batch in (('ep0-ba2', 2), ('latest-rank0.pt', 4)):

@@ -32,7 +32,7 @@ def over(values: Any, clusters: Any, file_sizes: Any, **options: Any) -> Measure
     return mean_over_clusters(list(values), clusters, file_sizes=np.array(file_sizes), **options)
 
 
-def test_most_of_a_file_says_most_about_it():
+def test_the_error_of_a_subset_shrinks_with_its_share_of_the_file():
     """200 of 273 independent items: 1.9 times closer to the full score than to that of other items."""
     found = over([1.0, 0.0] * 100, range(200), [1] * 273)
     assert file_error(found) == pytest.approx(found.standard_error * math.sqrt(73 / 273))
@@ -69,7 +69,7 @@ def test_only_a_known_part_of_a_file_has_such_an_error(file_sizes, expected):
     assert file_error(found) == (expected if expected is None else pytest.approx(1 / 3 * math.sqrt(1 / 4)))
 
 
-def test_a_task_asked_whole_adds_nothing_to_the_error_of_a_composite():
+def test_a_whole_task_adds_nothing_to_the_error_of_a_composite():
     part = over([1.0, 0.0, 0.0, 1.0], range(4), [1] * 16, stratum='part')
     whole = over([1.0, 0.0, 1.0], range(10, 13), [1] * 3, stratum='whole')
     found = weighted_sum([part, whole], [0.5, 0.5])

@@ -235,7 +235,7 @@ def test_missing_math_verify_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
         comparer.equal('x+1', '1+x')
 
 
-def test_a_text_that_broke_a_limit_twice_is_not_compared_again(comparer: Comparer):
+def test_a_text_that_exceeded_a_limit_twice_is_not_compared_again(comparer: Comparer):
     """Otherwise a few huge generations, each compared with all others, would hold up a training job for hours."""
     monster = r'\sum_{n=1}^{10^{9}} \frac{\sin(n)}{n^{0}}'
     comparer.equal_many([(monster, 'x'), (monster, 'y')])

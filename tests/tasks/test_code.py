@@ -119,7 +119,7 @@ def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_toke
         (JAVASCRIPT, '  return {a: {}}', '  return {a: {}}'),
     ],
 )
-def test_where_completions_end(language, text, kept):
+def test_completions_end_at_stops(language, text, kept):
     example = task().parse({**ROW, 'language': language})
     rule = task().stops([example])
     assert cut_at_stops(text, rule) == kept

@@ -38,7 +38,7 @@ def with_thoughts(num_shots: int = 0, **keys):
     return task(num_shots, **keys)
 
 
-def test_a_row_has_a_context_an_answer_and_what_else_there_may_be(write_jsonl, tmp_path):
+def test_a_row_has_a_context_an_answer_and_optional_keys(write_jsonl, tmp_path):
     rows = [
         {**ROW, 'answer': ' 2 '},
         {**ROW, 'aliases': ['two', '2', ' II', 'two', '']},
@@ -115,7 +115,7 @@ def prompt(spec, problems):
         (with_thoughts(1, cot_delimiter=''), THOUGHTS[:2], 'Q: 2+2=\nA: Two, twice.4', '\nQ: 1+1=\nA:'),
     ],
 )
-def test_shots_show_the_thought_and_the_preferred_answer_and_the_question_nothing(spec, problems, preamble, context):
+def test_shots_show_the_thought_and_the_preferred_answer(spec, problems, preamble, context):
     made = prompt(spec, problems)
     assert (made.preamble, made.contexts, made.continuations) == (preamble, (context,), ())
 
@@ -144,7 +144,7 @@ def test_shots_show_the_thought_and_the_preferred_answer_and_the_question_nothin
         ),
     ],
 )
-def test_where_generations_stop(spec, problems, expected: StopRule):
+def test_generations_end_at_stops(spec, problems, expected: StopRule):
     assert spec.stops(problems) == expected
 
 
@@ -201,7 +201,7 @@ def test_a_category_has_the_limit_of_its_own_longest_answer(character_tokenizer,
     assert [item.request.max_new_tokens for item in made.items(rows[2:])] == [9, 2]
 
 
-def test_no_room_for_a_prompt_is_an_error_with_both_numbers(character_tokenizer):
+def test_a_prompt_that_cannot_fit_is_an_error_with_both_numbers(character_tokenizer):
     for max_seq_len in (1, 2):
         with pytest.raises(ModelError, match=rf'^t/2-shot: .* 2 tokens.*max_seq_len is {max_seq_len}'):
             requests(character_tokenizer, task(2), max_seq_len=max_seq_len)
@@ -247,7 +247,7 @@ def test_whole_shots_are_dropped_until_the_prompt_fits(character_tokenizer, keys
         ({'max_new_tokens': 400}, 2, None),
     ],
 )
-def test_the_references_truncation_cuts_tokens_from_the_left(character_tokenizer, keys, max_seq_len: int, expected):
+def test_the_references_truncation_removes_tokens_from_the_left(character_tokenizer, keys, max_seq_len: int, expected):
     """llm-foundry 0.22's `padding_size` leaves room for the longest answer, bos and a character, whatever is asked."""
     settings = {'max_seq_len': max_seq_len, 'truncation': 'reference'}
     if expected is None:
@@ -307,7 +307,7 @@ def result(tokenizer, generated: str, spec=None, problem: Problem = THOUGHTS[0],
         ('so #### 2', {'is_finite': False}, (None,), 'not finite'),  # fix 1
     ],
 )
-def test_accuracy_strict_match_numeric_match_and_cut_share(
+def test_accuracy_strict_match_numeric_match_and_truncated_share(
     character_tokenizer, generated: str, keys: dict, expected: tuple, reason: str | None
 ):
     found = result(character_tokenizer, generated, **keys)

@@ -98,7 +98,7 @@ def test_csv_has_the_slopes_of_json(gauntlet, compared, training: Path):
     assert {row['name']: row['slope'] for row in rows} == slopes
 
 
-def test_signal_to_noise_is_shown_of_a_clear_trend(gauntlet, compared, runs, tmp_path: Path):
+def test_signal_to_noise_is_shown_for_a_clear_trend(gauntlet, compared, runs, tmp_path: Path):
     for batch, num_right in enumerate((0, 2, 4, 5, 7, 9)):
         run = copy_run(runs['a'], tmp_path / 'training' / f'ba{batch}', batch=batch)
         lines = [{**line, 'score': float(line['row'] < num_right)} for line in samples_of(run, LINES)]
