@@ -47,7 +47,7 @@ SLOW = [
     'engine/test_tree_attention',
     'integration/test_checkpoint_sources',
     'integration/test_foundry_keys',
-    'integration/test_metric_stream',
+    'integration/test_loggers',
     'integration/test_resume',
     'integration/test_training_resumed',
     'integration/test_watch',
