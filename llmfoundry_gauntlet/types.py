@@ -282,16 +282,13 @@ class ItemResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPoint:
-    """The evaluated point of training.
-
-    `checkpoint` is the file or folder of the weights, `loss` the training loss of the batch before; None if unknown.
-    """
+    """The evaluated point of training; `checkpoint` is the file or folder of the weights. None is unknown."""
 
     batch: int
     epoch: int | None
     token: int | None
     checkpoint: str | None
-    loss: float | None = None
+    loss: float | None = None  # of the batch before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
