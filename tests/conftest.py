@@ -55,7 +55,7 @@ SLOW = [
     'metrics/test_consistency',
     'metrics/test_errors_cover',
     'results/report/test_browser',
-    'results/report/test_comparison',
+    'results/report/test_compare',
     'results/report/test_page',
     'results/report/test_page_samples',
     'results/test_replaced_runs',

@@ -146,8 +146,8 @@ def finding_line(source: str, finding: dict[str, Any]) -> str:
     return f'{place}: {finding["text"]}{rows}'
 
 
-def print_rows(header: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
-    """Print a table with right-aligned numeric columns."""
+def print_rows(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, fits_terminal: bool = False) -> None:
+    """Print a table with right-aligned numeric columns; with `fits_terminal` cells are folded to a terminal's width."""
     from rich.console import Console
     from rich.table import Table
 
@@ -157,7 +157,8 @@ def print_rows(header: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> N
         table.add_column(name, justify='left' if is_text else 'right', overflow='fold')
     for row in rows:
         table.add_row(*row)
-    Console(width=PLAIN_WIDTH, highlight=False, markup=False).print(table)
+    width = None if fits_terminal and Console().is_terminal else PLAIN_WIDTH
+    Console(width=width, highlight=False, markup=False).print(table)
 
 
 def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:

@@ -99,7 +99,7 @@ def print_tasks(listed: Sequence[dict[str, Any]], data_root: str) -> None:
             num_rows = '' if one['rows'] is None else f'{one["rows"]:,}'
             state = Text(one['data'], STYLES.get(one['data'], 'yellow'))
             rows.append([f'  {one["task"]}', str(one['num_shots']), one['type'], chance, num_rows, state])
-    print_rows(('task', 'shots', 'type', 'chance', 'rows', f'data in {data_root}'), rows)
+    print_rows(('task', 'shots', 'type', 'chance', 'rows', f'data in {data_root}'), rows, fits_terminal=True)
     num_tasks = len({(one['task'], one['num_shots']) for one in listed})
     typer.echo(f'{num_tasks} tasks; gauntlet explain TASK shows one; gauntlet data fetch downloads the published data')
 
