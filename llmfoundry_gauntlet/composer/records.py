@@ -39,7 +39,7 @@ class Records:
         self.folder = folder
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix='gauntlet-records')
         self._written: Path | None = None  # the folder of the evaluation that is being written
-        self._tasks: list[Future[bool]] = []  # on rank 0; the first one writes the records
+        self._tasks: list[Future[bool]] = []  # on rank 0, while it is written; the first one writes the records
         self._awaiting_checkpoint: tuple[int, Path] | None = None  # on rank 0
 
     def folder_of(self, state: State) -> Path | None:
@@ -85,9 +85,11 @@ class Records:
         checkpoint = checkpoint_of_batch(state, batch)
         if checkpoint is not None:
             work = partial(note_if_written, folder, checkpoint)
-            self._tasks.append(
-                self._writer.submit(attempt, work, batch, f'the records lack the checkpoint {checkpoint}')
-            )
+            consequence = f'the records lack the checkpoint {checkpoint}'
+            if self._written is None:
+                attempt(work, batch, consequence)
+            else:
+                self._tasks.append(self._writer.submit(attempt, work, batch, consequence))
         if checkpoint is not None or state.timestamp.batch.value > batch:
             self._awaiting_checkpoint = None
 
@@ -161,11 +163,6 @@ def training_loss(state: State) -> float | None:
     return loss if loss is not None and math.isfinite(loss) else None
 
 
-def device_type(state: State) -> str:
-    """Return torch's device type, cpu or cuda."""
-    return 'cuda' if state.device.name == 'gpu' else state.device.name
-
-
 def environment(state: State) -> dict[str, Any]:
     """Return the software versions, device, precision, ranks and threads that the results were computed with."""
     return {
@@ -173,7 +170,7 @@ def environment(state: State) -> dict[str, Any]:
         'torch': torch.__version__,
         'transformers': transformers.__version__,
         'composer': composer.__version__,
-        'device': torch.cuda.get_device_name() if device_type(state) == 'cuda' else state.device.name,
+        'device': torch.cuda.get_device_name() if state.device.name == 'gpu' else state.device.name,
         'precision': state.precision.value,
         'num_ranks': dist.get_world_size(),
         'num_threads': torch.get_num_threads(),

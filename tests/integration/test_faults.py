@@ -103,6 +103,23 @@ def test_training_continues_while_records_are_written(tmp_path, tiny_settings, m
     assert not list((tmp_path / 'records').rglob('journal'))
 
 
+def test_a_journal_is_kept_until_its_own_records_are_written(tmp_path, tiny_settings, monkeypatch):
+    """The first `fit` notes its checkpoint after its records are written. Mutation: always note it in the thread."""
+    gauntlet = EvalGauntlet(**tiny_settings, interval='checkpoint', save_folder=str(tmp_path / 'records'))
+    trainer = tiny.trainer([gauntlet], max_duration='2ba', save_folder=str(tmp_path / 'saved'), save_interval='2ba')
+    trainer.fit()
+    (first,) = [record for _, record in find_results(tmp_path / 'records')]
+    assert Path(first['training']['checkpoint']).name == 'ep0-ba2-rank0.pt'
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RecordError('the disk is full')
+
+    monkeypatch.setattr(callback, 'write_records', fail)
+    trainer.fit(duration='2ba')
+    trainer.close()
+    assert [path.parent.name for path in (tmp_path / 'records').rglob('journal')] == ['ba4']
+
+
 def test_an_unwritable_folder_is_an_error_before_training(tmp_path, tiny_settings):
     (tmp_path / 'taken').write_text('a file')
     gauntlet = EvalGauntlet(**tiny_settings, save_folder=str(tmp_path / 'taken/records'))
