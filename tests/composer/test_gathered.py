@@ -16,10 +16,13 @@ from llmfoundry_gauntlet.composer.gathered import gathered_at_a_time
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """Return a mesh of one rank."""
-    torch.distributed.init_process_group('gloo', rank=0, world_size=1, store=torch.distributed.HashStore())
+    """Return a mesh of one rank, in the process group of an earlier test's Trainer if there is one."""
+    is_new = not torch.distributed.is_initialized()
+    if is_new:
+        torch.distributed.init_process_group('gloo', rank=0, world_size=1, store=torch.distributed.HashStore())
     yield init_device_mesh('cpu', (1,))
-    torch.distributed.destroy_process_group()
+    if is_new:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(('dtype', 'size'), [(None, 4), (torch.bfloat16, 2)])
