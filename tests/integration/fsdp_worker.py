@@ -260,6 +260,7 @@ def run_tensor_parallel(folder: Path) -> None:
         tiny.trainer([make_evaluator(folder, 'mixed')], parallelism_config=config)
     except ModelError as error:
         (folder / f'tp{dist.get_global_rank()}.txt').write_text(str(error))
+        dist.barrier()  # a rank that exits at once resets connections of the mesh that the other still accepts
 
 
 def main(folder: Path, families: list[str]) -> None:
