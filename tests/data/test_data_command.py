@@ -97,16 +97,6 @@ def test_files_are_imported_and_verified_from_an_s3_bucket(gauntlet: Gauntlet, t
 
 
 @pytest.mark.usefixtures('small_manifest')
-def test_import_rejects_other_bytes_and_names_both_hashes(gauntlet: Gauntlet, tmp_path: Path):
-    other = write(tmp_path / 'from' / 'copa.jsonl', ROWS[COPA][:-1])
-    status, out, err = gauntlet('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to')
-    assert status == 1 and statuses(out) == {'copa': 'failed', 'boolq': 'missing', 'algebra': 'missing'}
-    for word in (COPA, str(other), sha256(ROWS[COPA]).hexdigest(), sha256(ROWS[COPA][:-1]).hexdigest()):
-        assert word in err
-    assert not (tmp_path / 'to').exists()
-
-
-@pytest.mark.usefixtures('small_manifest')
 def test_a_published_parquet_file_is_imported_as_json_lines(gauntlet: Gauntlet, tmp_path: Path):
     write(tmp_path / 'from' / 'hub' / 'algebra' / 'test-00000-of-00001.parquet', parquet_of(ALGEBRA))
     write(tmp_path / 'from' / 'hub' / 'geometry' / 'test-00000-of-00001.parquet', b'another subject')

@@ -44,10 +44,10 @@ def problems(folder, kind: str, **keys) -> list[str]:
 
 
 def test_rows_keep_line_numbers_and_top_level_strings_are_stripped(write_jsonl, tmp_path):
-    write_jsonl('rows.jsonl', [{**ROW, 'query': ' Sky? '}, '', {**ROW, 'choices': [' blue', 'green']}])
+    write_jsonl('rows.jsonl', [{**ROW, 'query': ' Sky? ', 'category': 'x'}, '', {**ROW, 'choices': [' blue', 'green']}])
     first, second = read(tmp_path, 'multiple_choice')
     assert (first.row, second.row) == (0, 2)
-    assert first.content.query == 'Sky?'
+    assert (first.content.query, first.category) == ('Sky?', None)
     assert second.content.choices == (' blue', 'green')
     assert read(tmp_path, 'multiple_choice', strip_dataset=False)[0].content.query == ' Sky? '
 
@@ -79,25 +79,23 @@ def test_malformed_rows_are_listed_with_file_and_line(write_jsonl, tmp_path):
     ]
 
 
-def test_an_empty_file_and_a_missing_file_are_errors(write_jsonl, tmp_path):
-    assert 'there is no such data file' in problems(tmp_path, 'schema')[0]
-    write_jsonl('rows.jsonl', [])
-    assert problems(tmp_path, 'schema') == ['rows.jsonl: has no rows; allowed: one JSON object per line']
-
-
-def test_an_empty_continuation_and_a_negative_gold_are_errors(write_jsonl, tmp_path):
-    write_jsonl('rows.jsonl', [{**PASSAGE, 'continuation': ' '}])
-    assert problems(tmp_path, 'language_modeling') == ['rows.jsonl:1: continuation is empty; allowed: text']
-    write_jsonl('rows.jsonl', [{**SCHEMA, 'gold': -1}])
-    assert problems(tmp_path, 'schema') == ['rows.jsonl:1: gold is -1 but there are 2 choices (0..1)']
-
-
-def test_categories_are_required_only_by_tasks_that_have_them(write_jsonl, tmp_path):
-    write_jsonl('rows.jsonl', [{**PASSAGE, 'category': 'sums'}, PASSAGE])
-    assert problems(tmp_path, 'language_modeling', has_categories=True) == [
-        "rows.jsonl:2: the key 'category' is missing; found: context, continuation"
-    ]
-    assert [example.category for example in read(tmp_path, 'language_modeling')] == [None, None]
+@pytest.mark.parametrize(
+    ('kind', 'rows', 'keys', 'problem'),
+    [
+        ('schema', [], {}, 'rows.jsonl: has no rows; allowed: one JSON object per line'),
+        ('schema', [SCHEMA], {'uri': 'none.jsonl'}, 'none.jsonl: there is no such data file'),
+        ('schema', [{**SCHEMA, 'gold': -1}], {}, 'rows.jsonl:1: gold is -1 but there are 2 choices (0..1)'),
+        ('language_modeling', [{**PASSAGE, 'continuation': ' '}], {}, 'rows.jsonl:1: continuation is empty'),
+        (
+            *('language_modeling', [{**PASSAGE, 'category': 'sums'}, PASSAGE], {'has_categories': True}),
+            "rows.jsonl:2: the key 'category' is missing; found: context, continuation",
+        ),
+    ],
+)
+def test_other_faults_are_named(write_jsonl, tmp_path, kind: str, rows: list, keys: dict, problem: str):
+    write_jsonl('rows.jsonl', rows)
+    (found,) = problems(tmp_path, kind, **keys)
+    assert found.startswith(problem)
 
 
 @pytest.mark.parametrize('prefix', ['', 'eval/local_data/', 'scripts/eval/local_data/'])

@@ -163,20 +163,6 @@ def test_temporary_failures_are_retried(server: Server, tmp_path: Path, first: A
     assert files_in(tmp_path) == {BOOLQ.path: ROWS} and len(server.paths) == 2
 
 
-def test_fetch_replaces_a_different_file_only_with_overwrite(server: Server, tmp_path: Path):
-    (tmp_path / BOOLQ.path).parent.mkdir()
-    (tmp_path / BOOLQ.path).write_bytes(b'mine\n')
-    server.give(OTHERS)
-    outcome = fetch_file(BOOLQ, tmp_path)
-    assert (outcome.status, outcome.place) == ('failed', str(tmp_path / BOOLQ.path))
-    assert '--overwrite' in outcome.detail and server.paths == []
-    assert fetch_file(BOOLQ, tmp_path, overwrite=True, num_retries=0).status == 'failed'
-    assert files_in(tmp_path) == {BOOLQ.path: b'mine\n'}
-    server.give(ROWS)
-    assert fetch_file(BOOLQ, tmp_path, overwrite=True).status == 'fetched'
-    assert files_in(tmp_path) == {BOOLQ.path: ROWS}
-
-
 def test_a_published_parquet_file_is_converted(server: Server, tmp_path: Path):
     server.give(parquet_of(PROBLEMS))
     assert fetch_file(ALGEBRA, tmp_path).status == 'fetched'
