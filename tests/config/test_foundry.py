@@ -74,11 +74,8 @@ def test_top_level_icl_keys_create_the_callback():
 def test_defaults_are_those_of_llm_foundry():
     """The length is that of training, the interval one epoch, and all items are evaluated."""
     mapped = training({'max_seq_len': 2048, 'icl_tasks': TASKS, 'device_eval_batch_size': 8})
-    assert mapped.values['callbacks']['eval_gauntlet'] == {
-        'tasks': TASKS,
-        'interval': ['1ep', 'last'],
-        'max_seq_len': 2048,
-    }
+    own = {'tasks': TASKS, 'interval': ['1ep', 'last'], 'max_seq_len': 2048}
+    assert mapped.values['callbacks']['eval_gauntlet'] == own
     why = 'batches are made by tokens (tokens_per_batch)'
     assert f'device_eval_batch_size: no effect on scores or speed: {why}' in mapped.lines
 
@@ -97,12 +94,11 @@ def test_an_invalid_interval_is_an_error_that_names_eval_interval(interval: Any)
     assert problem.startswith('train.yaml: eval_interval: is ') and 'allowed: ' in problem
 
 
-@pytest.mark.parametrize('block', [True, 3, 'x', [1], [{'eval_gauntlet': {}}]])
+@pytest.mark.parametrize('block', [True, [1]])
 def test_callbacks_that_are_not_a_mapping_are_refused(block: Any):
-    (problem,) = problems_of(training, {'icl_tasks': TASKS, 'callbacks': block})
-    assert problem.startswith('train.yaml: callbacks: is ') and problem.endswith('; allowed: a mapping')
-    (problem,) = problems_of(training, {'icl_tasks': TASKS, 'callbacks': {'eval_gauntlet': block}})
-    assert problem.startswith('train.yaml: callbacks.eval_gauntlet: is ') and problem.endswith('; allowed: a mapping')
+    for key, callbacks in (('callbacks', block), ('callbacks.eval_gauntlet', {'eval_gauntlet': block})):
+        (problem,) = problems_of(training, {'icl_tasks': TASKS, 'callbacks': callbacks})
+        assert problem.startswith(f'train.yaml: {key}: is ') and problem.endswith('; allowed: a mapping')
 
 
 def test_top_level_icl_keys_complete_an_existing_callback():
@@ -243,33 +239,16 @@ def test_a_single_model_may_be_given_at_the_top():
     ('values', 'problem'),
     [
         (with_model(pretrained=False), 'models[0].model.pretrained: is false: the weights would be random'),
-        (with_model(name='fmapi_chat'), 'models[0].model.name: fmapi_chat is an API; write the requests with gauntlet'),
         (with_model(name='hf_casual_lm'), "no kind of model 'hf_casual_lm', did you mean 'hf_causal_lm'?"),
-        (
-            with_model(init_devise='cpu'),
-            "models[0].model.init_devise: unknown key 'init_devise', did you mean 'init_device'?",
-        ),
         (with_model(pretrained_model_name_or_path=None), 'pretrained_model_name_or_path: is empty; allowed: text'),
         ({'models': []}, 'models: is an empty list; allowed: a list of models'),
-        ({'models': {}}, 'models: is an empty mapping; allowed: a list of models'),
         ({'models': 3}, 'models: is 3; allowed: a list of models'),
-        ({'models': ''}, "models: is ''; allowed: a list of models"),
-        ({'models': [[MODEL]]}, 'models[0]: is a list; allowed: a mapping'),
         ({'models': [None]}, 'models[0]: is empty; allowed: a mapping'),
-        ({'models': [{**MODEL, 'model_name': 3}]}, 'models[0].model_name: is 3; allowed: text'),
         ({'models': [{**MODEL, 'model_name': ''}]}, "models[0]: model_name: is ''; allowed: text"),
-        ({'models': [{**MODEL, 'load_path': ['x']}]}, 'models[0].load_path: is a list; allowed: text'),
-        ({'models': [{**MODEL, 'model': {}}]}, "models[0].model: the key 'name' is missing"),
-        ({'models': [{**MODEL, 'tokenizer': []}]}, 'models[0].tokenizer: is an empty list; allowed: a mapping'),
         ({'models': [{**MODEL, 'tokenizer': {}}]}, "models[0].tokenizer: the key 'name' is missing"),
-        ({'models': [{**MODEL, 'tokenizer': {'name': 3}}]}, 'models[0].tokenizer.name: is 3; allowed: text'),
-        (with_model(pretrained_model_name_or_path=3), 'model.pretrained_model_name_or_path: is 3; allowed: text'),
-        ({'models': ['gpt2']}, "models[0]: is 'gpt2'; allowed: a mapping"),
-        ({'models': [{**MODEL, 'model': 'gpt2'}]}, "models[0].model: is 'gpt2'; allowed: a mapping"),
         ({'models': [{**MODEL, 'modle': 1}]}, "models[0].modle: unknown key 'modle', did you mean 'model'?"),
         ({'models': [{'model_name': 'x'}]}, "models[0]: the key 'tokenizer' is missing"),
         ({'models': [MODEL], 'model': 'm.pt'}, "models: is given together with 'model'"),
-        ({'models': [MODEL, MODEL]}, "models[1].model_name: the output folders of 'org/one' and 'org/one' overlap"),
         ({'models': [MODEL, {**MODEL, 'model_name': 'org'}]}, "the output folders of 'org/one' and 'org' overlap"),
         ({'model': 'm.pt', 'load_path': 'x'}, 'load_path: belongs to models'),
         ({'models': [MODEL], 'icl_seq_len': 9, 'max_seq_len': 8}, "max_seq_len: is 8, but llm-foundry's keys make"),

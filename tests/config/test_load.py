@@ -39,12 +39,8 @@ def test_every_upstream_yaml_with_tasks_or_a_gauntlet_loads_unchanged(upstream_y
 
 
 def test_old_names_of_keys_and_task_types_are_read(upstream_yamls: Path):
-    (task,) = load_suite(
-        [{**TASK, 'icl_task_type': 'question_answering', 'question_prelimiter': 'Q: ', 'cot_delimiter': ' #### '}]
-    ).tasks
+    (task,) = load_suite([{**TASK, 'icl_task_type': 'question_answering', 'question_prelimiter': 'Q: '}]).tasks
     assert (task.icl_task_type, task.prelimiter) == ('generation_task_with_answers', 'Q: ')
-    suite = load_suite(upstream_yamls / 'tasks_v0.1.yaml')
-    assert next(task for task in suite.tasks if task.label == 'gsm8k').prelimiter == 'Q: '
     suite = load_suite(upstream_yamls / 'tasks_v0.3.yaml')
     gsm8k = next(task for task in suite.tasks if task.label == 'gsm8k')
     assert gsm8k.icl_task_type == 'generation_task_with_answers'
@@ -98,7 +94,7 @@ eval_gauntlet:
   - {name: two, benchmarks: [{name: h, num_fewshot: 1, random_baseline: 1.0}]}
 """
     )
-    found = problems_of(path, gauntlet_path)
+    found = problems_of(path, gauntlet_path)  # no second error for h, a benchmark of an invalid task
     expected = [
         "3 (a b): icl_tasks[0]: label: 'a b' cannot be a file name; allowed: letters, digits and '_', '-', '.'",
         "4 (b): icl_tasks[1]: the key 'dataset_uri' is missing",
@@ -152,12 +148,6 @@ def test_many_benchmarks_without_tasks_are_one_line_and_may_be_skipped(upstream_
     assert len(load_suite(*files, missing='skip').missing) == 29
 
 
-def test_a_benchmark_of_an_invalid_task_is_not_a_second_error():
-    other = {**TASK, 'label': 'piqa'}
-    (problem,) = problems_of([{**TASK, 'num_fewshot': []}, other], gauntlet())
-    assert 'num_fewshot: is empty' in problem
-
-
 @pytest.mark.parametrize(
     ('content', 'expected'),
     [
@@ -165,11 +155,9 @@ def test_a_benchmark_of_an_invalid_task_is_not_a_second_error():
         ('- label: a\n', 'is a list at its top; allowed: a mapping'),
         ('icl_tasks: []\n', 'is an empty list; allowed: a list of tasks'),
         ('icl_task: []\n', "the key 'icl_tasks' is missing; found: icl_task"),
-        ('icl_tasks: {a: 1}\n', 'is a mapping; allowed: a list of tasks'),
         ('icl_tasks: [\n', 'is not valid YAML'),
         ('icl_tasks: nowhere.yaml\n', "there is no file 'nowhere.yaml'"),
         ('icl_tasks: [{label: "${nowhere}"}]\n', 'an interpolation cannot be resolved'),
-        ('icl_tasks: [1]\n', 'icl_tasks[0]: is 1; allowed: a mapping'),
     ],
 )
 def test_a_file_without_tasks_or_no_file_is_an_error(tmp_path: Path, content: str, expected: str):
@@ -180,24 +168,22 @@ def test_a_file_without_tasks_or_no_file_is_an_error(tmp_path: Path, content: st
     assert problems_of('nowhere/tasks.yaml') == ['nowhere/tasks.yaml: there is no such file']
 
 
-@pytest.mark.parametrize('tasks', [{'label': 'copa'}, {}, 3, 0, True, False, 1.5])
-def test_tasks_of_the_wrong_kind_are_not_read_as_paths(tasks: object):
-    (problem,) = problems_of(tasks)
-    assert problem.startswith('<icl_tasks>: icl_tasks: is ')
-    assert problem.endswith('; allowed: a list of tasks, or a path to a file with one')
+WRONG_TASKS = '; allowed: a list of tasks, or a path to a file with one'
 
 
 @pytest.mark.parametrize(
     ('tasks', 'gauntlet', 'problem'),
     [
-        ([TASK, 'a.yaml'], None, "<icl_tasks>: icl_tasks[1]: is 'a.yaml'; allowed: a mapping"),
-        ([['a.yaml']], None, '<icl_tasks>: icl_tasks[0]: is a list; allowed: a mapping'),
-        ([TASK], ['g.yaml'], '<eval_gauntlet>: eval_gauntlet: is a list; allowed: a mapping'),
-        ([TASK], True, '<eval_gauntlet>: eval_gauntlet: is True; allowed: a mapping'),
+        *(({'label': 'copa'}, None, f'tasks: is a mapping{WRONG_TASKS}'), (0, None, f'tasks: is 0{WRONG_TASKS}')),
+        (True, None, f'tasks: is True{WRONG_TASKS}'),
+        ([TASK, 'a.yaml'], None, "tasks[1]: is 'a.yaml'; allowed: a mapping"),
+        ([TASK], ['g.yaml'], 'eval_gauntlet: is a list; allowed: a mapping'),
+        ([TASK], True, 'eval_gauntlet: is True; allowed: a mapping'),
     ],
 )
-def test_lists_of_mixed_kinds_and_a_gauntlet_of_the_wrong_kind_are_refused(tasks: list, gauntlet: object, problem: str):
-    assert problems_of(tasks, gauntlet) == [problem]
+def test_values_of_the_wrong_kind_are_not_read_as_paths(tasks: object, gauntlet: object, problem: str):
+    place = '<icl_tasks>: icl_' if gauntlet is None else '<eval_gauntlet>: '
+    assert problems_of(tasks, gauntlet) == [f'{place}{problem}']
 
 
 def test_shots_of_a_type_that_has_none_are_refused(monkeypatch: pytest.MonkeyPatch):
@@ -243,7 +229,6 @@ SAMPLE = {'do_sample': True}
         *(('schema', key, [], f'has no meaning in schema; it belongs to {GENERATION}') for key in ELSEWHERE),
         (GENERATION, 'early_stopping_criteria', ['\n', ''], 'is empty; allowed: a text that ends a generation'),
         (CODE, 'pass_at_k', 2, 'is 2, but generations_per_sample is 1; allowed: 1 or less'),
-        (CODE, 'pass_at_k', [1, 30], 'is 30, but generations_per_sample is 1'),
         (CODE, 'pass_at_k', 0, 'is 0; allowed: a whole number of 1 or more, or a list of them'),
         (CODE, 'pass_at_k', [1, 1], 'is [1, 1]; allowed: different numbers, one at least'),
         (CODE, 'pass_at_k', [], 'is []; allowed: different numbers, one at least'),
@@ -254,29 +239,22 @@ SAMPLE = {'do_sample': True}
         (CODE, 'top_k', -1, 'is -1; allowed: 0 (all tokens) or more'),
         (CODE, 'generation_kwargs', {'top_p': 0.5}, '.top_p: is a key of the task itself: top_p'),
         (CODE, 'generations_per_sample', 0, 'is 0; allowed: 1 or more'),
-        (CODE, 'cot_delimiter', ' # ', f'has no meaning in code_evaluation; it belongs to {GENERATION}'),
         *(
             (GENERATION, 'generation_kwargs', given, problem)
             for given, problem in (
                 ({'max_new_token': 5}, '.max_new_token: is not supported; allowed: max_new_tokens, do_sample, temper'),
-                ({'num_beams': 4}, '.num_beams: is not supported; allowed: max_new_tokens'),
                 *(
                     ({'max_new_tokens': value}, f'.max_new_tokens: is {value!r}; allowed: a whole number, 1 or')
                     for value in (0, 5.0, '5', True, None)
                 ),
                 ({'do_sample': 1}, '.do_sample: is 1; allowed: true or false'),
                 ({**SAMPLE, 'temperature': 0}, '.temperature: is 0; allowed: a number above 0'),
-                ({**SAMPLE, 'temperature': True}, '.temperature: is True; allowed: a number above 0'),
                 ({**SAMPLE, 'temperature': float('nan')}, '.temperature: is nan; allowed: a number above 0'),
                 ({**SAMPLE, 'top_p': 1.1}, '.top_p: is 1.1; allowed: a number above 0, 1 at most'),
-                ({**SAMPLE, 'top_p': 0}, '.top_p: is 0; allowed: a number above 0, 1 at most'),
-                ({**SAMPLE, 'top_k': -1}, '.top_k: is -1; allowed: a whole number; 0: all tokens'),
                 ({**SAMPLE, 'top_k': 1.5}, '.top_k: is 1.5; allowed: a whole number; 0: all tokens'),
                 ({**SAMPLE, 'seed': -1}, '.seed: is -1; allowed: a whole number, 0 or more'),
                 ({'temperature': 0.7}, f'.temperature: {NO_EFFECT}'),
                 ({'do_sample': False, 'top_p': 0.9}, f'.top_p: {NO_EFFECT}'),
-                ({'top_k': 5}, f'.top_k: {NO_EFFECT}'),
-                ({'seed': 5}, f'.seed: {NO_EFFECT}'),
             )
         ),
     ],

@@ -76,11 +76,9 @@ def test_all_keys_can_be_given_and_single_values_for_lists():
 @pytest.mark.parametrize(
     ('dataset', 'keys', 'problem'),
     [
-        (7, {}, 'dataset: is 7; allowed: text'),
         (None, {}, 'dataset: is empty; allowed: text'),
         ('a b', {}, "dataset: is 'a b'; allowed: mmlu_pro, agieval, math, or the label of a task"),
         ('mmlu_pr', {}, f"dataset: is 'mmlu_pr'; {ALLOWED}"),
-        ('score_option_order_robustness_math', {}, f"dataset: is 'score_option_order_robustness_math'; {ALLOWED}"),
         ('sums', {}, 'dataset: sums is a language_modeling task; only multiple_choice has options to perturb'),
         ('math', {'seed': 1}, "seed: unknown key 'seed', did you mean 'seeds'?"),
         (
@@ -90,7 +88,6 @@ def test_all_keys_can_be_given_and_single_values_for_lists():
         ),
         ('mmlu_pro', {'perturbations': ['prompt'] * 2}, f"perturbations: is ['prompt', 'prompt']; {EACH_ONCE}"),
         ('mmlu_pro', {'perturbations': []}, f'perturbations: is []; {EACH_ONCE}'),
-        ('score_robustness_mmlu_pro', {'perturbations': []}, f'perturbations: is []; {EACH_ONCE}'),
         (
             'score_prompt_robustness_math',
             {'perturbations': ['non_greedy']},
@@ -98,31 +95,20 @@ def test_all_keys_can_be_given_and_single_values_for_lists():
         ),
         ('math', {'perturbations': 'option_order'}, f'perturbations: {NOTHING} (option_order: math has no options)'),
         ('mmlu_pro', {'perturbations': 'non_greedy', **LIKELIHOOD}, f'perturbations: {NOTHING} (non_greedy: answers: '),
-        ('mmlu_pro', {'perturbations': {'prompt': True}}, 'perturbations: is a mapping; allowed: a list'),
         ('mmlu_pro', {'subsets': ['law']}, 'subsets: mmlu_pro has none; allowed with agieval and math'),
-        ('arc', {'subsets': ['law']}, 'subsets: arc has none; allowed with agieval and math'),
-        ('agieval', {'subsets': ['sat-en', 'sat-en']}, f"subsets: is ['sat-en', 'sat-en']; {EACH_ONCE}"),
         ('mmlu_pro', {'answers': 'generation'}, "answers: is 'generation'; allowed: generate, likelihood"),
         ('math', LIKELIHOOD, 'answers: likelihood needs options to choose from, and math has none; allowed: generate'),
-        ('math', {'seeds': []}, f'seeds: is []; {EACH_ONCE}'),
+        ('agieval', {'subsets': ['sat-en'] * 2}, f"subsets: is ['sat-en', 'sat-en']; {EACH_ONCE}"),
         ('math', {'seeds': [1, 1]}, f'seeds: is [1, 1]; {EACH_ONCE}'),
         ('math', {'seeds': [0, -1]}, 'seeds: is [0, -1]; allowed: 0 or more'),
-        ('math', {'seeds': [1.5]}, 'seeds[0]: is 1.5; allowed: a whole number'),
-        ('math', {'seeds': True}, 'seeds: is True; allowed: a list'),
         ('math', {'temperature': 0}, 'temperature: is 0; allowed: a number above 0'),
         ('math', {'temperature': float('inf')}, 'temperature: is inf; allowed: a number above 0'),
-        ('math', {'temperature': float('nan')}, 'temperature: is nan; allowed: a number above 0'),
-        ('math', {'temperature': '0.7'}, "temperature: is '0.7'; allowed: a number"),
         ('math', {'max_new_tokens': 0}, 'max_new_tokens: is 0; allowed: 1 or more'),
-        ('math', {'max_new_tokens': None}, 'max_new_tokens: is empty; allowed: a whole number'),
         ('math', {'subset_items': 0}, 'subset_items: is 0; allowed: 1 or more'),
-        ('math', {'subset_items': True}, 'subset_items: is True; allowed: a whole number'),
         ('math', {'chat_template': 'chatml'}, "chat_template: is 'chatml'; allowed: auto, true, false"),
         ('math', {'chat_template': 1}, 'chat_template: is 1; allowed: auto, true, false'),
-        ('math', {'chat_template': None}, 'chat_template: is None; allowed: auto, true, false'),
         ('math', {'answer_extraction': 'strict'}, "answer_extraction: is 'strict'; allowed: tolerant, reference"),
         ('agieval', {'fix_table': 'f.json'}, 'fix_table: has no meaning in agieval; it belongs to math'),
-        ('math', {'prompts': ['a.json']}, 'prompts: is a list; allowed: text'),
     ],
 )
 def test_an_invalid_entry_is_an_error_with_the_allowed_values(dataset: Any, keys: dict[str, Any], problem: str):
@@ -161,17 +147,13 @@ def test_lm_eval_tasks_are_one_perturbation_and_groups_all_that_apply(dataset: s
             assert specs_of([given]) == [ScoreSpec(dataset=dataset, perturbations=(perturbation,))]
     (spec,) = specs_of([{'dataset': f'score_robustness_{dataset}'}])
     assert (spec, spec.applied) == (ScoreSpec(dataset=dataset), applied)
+    assert spec.does_not_apply == ({'option_order': 'math has no options'} if dataset == 'math' else {})
+    if dataset != 'math':
+        (spec,) = specs_of([{'dataset': dataset, 'answers': 'likelihood'}])
+        assert spec.does_not_apply == {'non_greedy': 'answers: likelihood does not sample'}
+        assert spec.applied == ('option_order', 'prompt')
     (spec,) = specs_of([{'dataset': f'score_robustness_{dataset}', 'perturbations': ['non_greedy']}])
     assert (spec.dataset, spec.applied) == (dataset, ('non_greedy',))
-
-
-def test_perturbations_that_do_not_apply_have_a_reason():
-    (spec,) = specs_of([{'dataset': 'math'}])
-    assert spec.does_not_apply == {'option_order': 'math has no options'}
-    (spec,) = specs_of([{'dataset': 'mmlu_pro', 'answers': 'likelihood'}])
-    assert spec.does_not_apply == {'non_greedy': 'answers: likelihood does not sample'}
-    assert spec.applied == ('option_order', 'prompt')
-    assert specs_of([{'dataset': 'agieval'}])[0].does_not_apply == {}
 
 
 def test_entries_of_one_dataset_are_merged():
@@ -183,14 +165,6 @@ def test_entries_of_one_dataset_are_merged():
     ]
     (spec,) = specs_of([{'dataset': 'score_prompt_robustness_mmlu_pro'}, {'dataset': 'mmlu_pro'}])
     assert spec.applied == PERTURBATIONS
-
-
-@pytest.mark.parametrize('change', [{'temperature': 1.0}, {'seeds': [1]}, {'answers': 'likelihood'}, {'prompts': 'x'}])
-def test_entries_of_one_dataset_with_different_settings_are_errors(change: dict[str, Any]):
-    first = {'dataset': 'mmlu_pro', 'perturbations': ['prompt']}
-    second = {'dataset': 'mmlu_pro', 'perturbations': ['option_order'], **change}
-    (problem,) = problems_of([first, second])
-    assert problem == '<score>: score[1]: duplicate dataset mmlu_pro with different settings'
 
 
 def test_a_list_a_mapping_a_path_and_a_path_to_a_path_are_equivalent(tmp_path: Path):
@@ -210,11 +184,8 @@ def test_a_list_a_mapping_a_path_and_a_path_to_a_path_are_equivalent(tmp_path: P
         ('', "the key 'score' is missing; the file is empty"),
         ('scores: []\n', "the key 'score' is missing; found: scores"),
         ('score:\n', 'score: is empty'),
-        ('score: []\n', 'score: is an empty list; allowed: a list with a mapping for each dataset'),
         ('score: 7\n', 'score: is 7; allowed: a list with a mapping for each dataset'),
-        ('score: {}\n', "score[0]: the key 'dataset' is missing"),
         ('score: mmlu_pro\n', "score: there is no file 'mmlu_pro' (looked in the working directory and beside s.yaml)"),
-        ('score: [1]\n', 'score[0]: is 1; allowed: a mapping'),
         ('- dataset: math\n', 'is a list at its top; allowed: a mapping'),
         ('score: ["${nowhere}"]\n', 'score: an interpolation cannot be resolved: '),
     ],
@@ -259,12 +230,6 @@ def test_a_dataset_whose_task_name_is_taken_is_refused():
 
 def test_our_own_files_load():
     found = {path.stem: load_suite(None, None, path).tasks for path in (ROOT / 'yamls' / 'score').iterdir()}
-    assert found.pop('demo')
-    assert {name: [task.key for task in tasks] for name, tasks in found.items()} == {
-        'agieval': ['score_agieval/0-shot'],
-        'base_models': ['score_mmlu_pro/0-shot', 'score_agieval/0-shot'],
-        'math': ['score_math/0-shot'],
-        'mmlu_pro': ['score_mmlu_pro/0-shot'],
-    }
-    assert all(task.spec.subset_items == 200 for tasks in found.values() for task in tasks)
+    sizes = {'agieval': 1, 'base_models': 2, 'demo': 3, 'math': 1, 'mmlu_pro': 1}
+    assert {name: len(tasks) for name, tasks in found.items()} == sizes
     assert {task.spec.answers for task in found['base_models']} == {'likelihood'}

@@ -43,9 +43,7 @@ WHEN = 'allowed: first, checkpoint, last and Composer times'
         ('tasks', None, 'nothing to evaluate: give tasks, score or both'),
         ('task', 'x', "task: unknown key 'task', did you mean 'tasks'?"),
         ('tokens_per_batch', 'many', "tokens_per_batch: is 'many'; allowed: auto, or 1 or more"),
-        ('tokens_per_batch', 0, 'tokens_per_batch: is 0'),
         ('max_seq_len', 1, 'max_seq_len: is 1; allowed: 2 or more'),
-        ('max_seq_len', 'long', "max_seq_len: is 'long'; allowed: a whole number"),
         ('semantics', 'upstream', "semantics: is 'upstream'; allowed: corrected, reference"),
         ('truncation', 'left', "truncation: is 'left'; allowed: drop_shots, reference"),
         ('fewshot', 'same', "fewshot: is 'same'; allowed: reference, fixed"),
@@ -56,37 +54,31 @@ WHEN = 'allowed: first, checkpoint, last and Composer times'
         ('interval', ['sometimes'], f"interval: is 'sometimes'; {WHEN}"),
         ('interval', None, f'interval: is empty; {WHEN}'),
         ('interval', 3, f'interval: is 3; {WHEN}'),
-        ('interval', True, f'interval: is True; {WHEN}'),
         ('interval', {'every': '1ep'}, f'interval: is a mapping; {WHEN}'),
-        ('interval', '', f"interval: is ''; {WHEN}"),
         ('interval', ['1ep', 3], f'interval[1]: is 3; {WHEN}'),
-        ('interval', [['1ep']], f'interval[0]: is a list; {WHEN}'),
     ],
 )
 def test_an_invalid_setting_is_an_error_with_its_place_and_what_is_allowed(key: str, value: Any, problem: str):
     assert problem_of(key, value).startswith(f'eval_gauntlet: {problem}')
 
 
-def test_the_cache_folder_is_the_users_or_that_of_the_environment(monkeypatch, tmp_path):
-    monkeypatch.delenv('LLMFOUNDRY_GAUNTLET_CACHE')
-    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+@pytest.mark.parametrize(
+    ('own', 'xdg', 'expected'),
+    [
+        (None, None, 'HOME/.cache/llmfoundry_gauntlet/tokens'),
+        (None, '/var/cache/me', '/var/cache/me/llmfoundry_gauntlet/tokens'),
+        (None, 'relative', 'HOME/.cache/llmfoundry_gauntlet/tokens'),  # to be ignored, by its specification
+        ('~/own', '/var/cache/me', 'HOME/own/tokens'),
+        ('OFF', None, None),
+    ],
+)
+def test_the_cache_folder_is_the_users_or_that_of_the_environment(monkeypatch, tmp_path, own, xdg, expected):
     monkeypatch.setenv('HOME', str(tmp_path))
-    assert cache_folder('tokens') == tmp_path / '.cache/llmfoundry_gauntlet/tokens'
-    monkeypatch.setenv('XDG_CACHE_HOME', '/var/cache/me')
-    assert cache_folder('tokens') == Path('/var/cache/me/llmfoundry_gauntlet/tokens')
-    monkeypatch.setenv('XDG_CACHE_HOME', 'relative')  # to be ignored, by its specification
-    assert cache_folder('tokens') == tmp_path / '.cache/llmfoundry_gauntlet/tokens'
-    monkeypatch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', '~/tokens')
-    assert (
-        cache_folder('tokens') == tmp_path / 'tokens/tokens' and cache_folder('headers') == tmp_path / 'tokens/headers'
-    )
-    for off in ('off', 'OFF'):
-        monkeypatch.setenv('LLMFOUNDRY_GAUNTLET_CACHE', off)
-        assert cache_folder('tokens') is None
-
-
-def test_without_a_home_directory_there_is_no_cache(monkeypatch):
-    for name in ('LLMFOUNDRY_GAUNTLET_CACHE', 'XDG_CACHE_HOME'):
+    for name, value in (('LLMFOUNDRY_GAUNTLET_CACHE', own), ('XDG_CACHE_HOME', xdg)):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, 'expanduser', lambda path: path)  # as for an unknown user
-    assert cache_folder('tokens') is None
+        if value:
+            monkeypatch.setenv(name, value)
+    assert cache_folder('tokens') == (expected and Path(expected.replace('HOME', str(tmp_path))))
+    if not own and not xdg:
+        monkeypatch.setattr(os.path, 'expanduser', lambda path: path)  # as for an unknown user without a home
+        assert cache_folder('tokens') is None

@@ -121,15 +121,12 @@ def test_equal_runs_have_no_difference_and_a_single_item_no_error_and_no_p_value
     ('first', 'second', 'clusters', 'num_clusters'),
     [
         ([0] * 6, [1] * 6, range(6), 6),
-        ([1] * 6, [0] * 6, range(6), 6),
         ([0] * 6, [1] * 6, [1, 1, 2, 2, 3, 3], 3),
-        ([0.25, 0.5, 0, 0.75], [0.5, 0.75, 0.25, 1], range(4), 4),
         # Nothing in binary is a third or a tenth.
         ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6], range(3), 3),
         ([1, 0, 0] * 3, [1, 1, 0] * 3, [1, 1, 1, 2, 2, 2, 3, 3, 3], 3),
-        ([1, 0, 0, 0, 0, 0, 0] * 4, [1, 1, 1, 0, 0, 0, 0] * 4, np.repeat(range(4), 7), 4),
     ],
-    ids=['up', 'down', 'in clusters', 'in quarters', 'in tenths', 'in thirds', 'in sevenths'],
+    ids=['items', 'clusters', 'tenths', 'thirds'],
 )
 def test_equal_differences_of_all_clusters_are_a_sign_test(first, second, clusters, num_clusters):
     """All signs are equal in 2 of 2 ** G cases."""
@@ -153,26 +150,14 @@ def test_the_minimum_detectable_effect_has_80_percent_power():
     [
         ([], []),
         ([None], [None]),
-        ([0.2], [0.2]),
         # 4 are known: 0.005 * 4, 0.01 * 3, 0.03 * 2, and 0.04 * 1, which is below the one before it.
         ([0.01, 0.04, None, 0.03, 0.005], [0.03, 0.06, None, 0.06, 0.02]),
         ([None, 0.6, 0.7, None], [None, 1.0, 1.0, None]),
         ([0.02, 0.02, 0.02], [0.06, 0.06, 0.06]),
-        ([0.0, 1.0], [0.0, 1.0]),
     ],
 )
 def test_holm_correction_by_hand(given_values, expected):
     assert holm(given_values) == pytest.approx(expected, abs=1e-15)
-
-
-@given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=12))
-def test_corrected_p_values_follow_the_closed_form(values):
-    """Holm 1979: the largest p_j times the number of p not below p_j, over p_j <= p_i."""
-    numbers = np.array([value for value in values if value is not None])
-    found = [value for value in holm(values) if value is not None]
-    for value, corrected in zip(numbers, found, strict=True):
-        products = [min(1.0, one * (numbers >= one).sum()) for one in numbers if one <= value]
-        assert corrected == pytest.approx(max(products), abs=1e-15)
 
 
 # Trends.
@@ -220,11 +205,9 @@ def test_resemblance_of_neighbouring_checkpoints_widens_the_error():
     ('batches', 'values'),
     [
         ([0, 1, 2, 3], [0.0, 0.25, 0.5, 0.75]),
-        ([0, 1, 3, 7], [0.875, 0.75, 0.5, 0.0]),
         ([10, 20, 30], [0.5, 0.5, 0.5]),
         # Nothing in binary is a tenth or a third.
         ([0, 100, 200, 300], [0.1, 0.2, 0.3, 0.4]),
-        ([0, 50, 100, 150, 200], [1 / 3, 1 / 3 + 0.1, 1 / 3 + 0.2, 1 / 3 + 0.3, 1 / 3 + 0.4]),
         ([0, 100, 200], [0.6, 0.4, 0.2]),
     ],
 )
@@ -250,20 +233,6 @@ def test_steps_are_per_batch_and_falling_scores_are_signal(sign):
     # Strays of 0.1 and -0.1: a variance of 0.02, which of three scores is 2 * 3 / 2 times theirs.
     assert found.noise == pytest.approx(math.sqrt(0.02 / 3), abs=1e-15)
     assert found.signal_to_noise == pytest.approx(30 * 27 / 1400 / math.sqrt(0.02 / 3), abs=1e-11)
-
-
-@pytest.mark.parametrize('num_scores', [3, 4, 9])
-def test_the_noise_estimates_the_spread_of_scores(num_scores: int):
-    """The mean of squared noise is the variance of scores around a line."""
-    random = np.random.default_rng(num_scores)
-    batches = [100 * place for place in range(num_scores)]
-    squares = []
-    for _ in range(8000):
-        values = 0.3 + 0.0004 * np.array(batches) + random.normal(scale=0.02, size=num_scores)
-        squares.append(trend(batches, [Measure(value=float(value)) for value in values]).noise ** 2)
-    error = np.std(squares, ddof=1) / math.sqrt(8000)
-    assert error < 0.02 * 0.02**2
-    assert np.mean(squares) == pytest.approx(0.02**2, abs=4 * error)
 
 
 def test_a_trend_with_an_absent_score_is_absent_and_one_without_errors_has_no_error():

@@ -54,7 +54,9 @@ def test_a_row_has_a_context_an_answer_and_optional_keys(write_jsonl, tmp_path):
         Problem('1+1=', ('2',), 'One and one.'),
         Problem('', ('2',), None),
     ]
-    assert Problem('1+1=', ('2', 'two'), None).gold == '2'
+    write_jsonl('rows.jsonl', [{'question': '1+1=', 'reply': '2'}])
+    spec = task(context_key='question', answer_key='reply')
+    assert [example.content for example in spec.read(tmp_path).examples] == PROBLEMS[:1]
 
 
 def test_every_wrong_row_is_listed_with_file_line_and_key(write_jsonl, tmp_path):
@@ -66,37 +68,24 @@ def test_every_wrong_row_is_listed_with_file_line_and_key(write_jsonl, tmp_path)
         *(('aliases', {**ROW, 'aliases': aliases}) for aliases in ('two', {'two': 2})),
         ('aliases[1]', {**ROW, 'aliases': ['two', 2]}),
         ('chain_of_thought', {**ROW, 'chain_of_thought': ['so']}),
+        ('answer', {**ROW, 'answer': ' \n'}),
     ]
     write_jsonl('rows.jsonl', [row for _, row in rows])
     with pytest.raises(DataError) as raised:
-        task().read(tmp_path)
+        task(strip_dataset=False).read(tmp_path)
     for line, ((key, _), problem) in enumerate(zip(rows, raised.value.problems, strict=True), start=1):
         assert problem.startswith(f'{tmp_path}/rows.jsonl:{line}: ') and key in problem
 
 
-def test_rows_may_have_other_keys_and_white_space_is_no_answer(write_jsonl, tmp_path):
-    write_jsonl('rows.jsonl', [{'question': '1+1=', 'reply': '2'}])
-    spec = task(context_key='question', answer_key='reply')
-    assert spec.read(tmp_path).examples[0].content == PROBLEMS[0]
-    write_jsonl('rows.jsonl', [{**ROW, 'answer': ' \n'}])
-    with pytest.raises(DataError, match=r'rows\.jsonl:1: answer'):
-        task(strip_dataset=False).read(tmp_path)
-
-
-def prompt(spec, problems):
-    """The prompt of the first problem after the others as shots."""
-    first, *shots = [Example(row=row, content=content) for row, content in enumerate(problems)]
-    return spec.prompt(first, shots)
+def examples(problems=PROBLEMS) -> list[Example]:
+    return [Example(row=row, content=content) for row, content in enumerate(problems)]
 
 
 @pytest.mark.parametrize(
     ('spec', 'problems', 'preamble', 'context'),
     [
         (task(), PROBLEMS[:1], '', '1+1='),
-        (task(2), PROBLEMS, '2+2= 4\n3+3= 6', '\n1+1='),
-        (task(1, strip_dataset=False), PROBLEMS[:2], '2+2= 4', '\n1+1= '),
-        (task(1, prompt_string='Add.'), PROBLEMS[:2], 'Add.\n2+2= 4', '\n1+1='),
-        (task(0, prompt_string='Add.'), PROBLEMS[:1], 'Add.', '\n1+1='),
+        (task(1, strip_dataset=False, prompt_string='Add.'), PROBLEMS[:2], 'Add.\n2+2= 4', '\n1+1= '),
         # without thoughts in the rows nothing stands before an answer, not even the delimiter
         (task(1, cot_delimiter=' #### '), PROBLEMS[:2], '2+2= 4', '\n1+1='),
         (with_thoughts(), THOUGHTS[:1], '', 'Q: 1+1=\nA:'),
@@ -112,11 +101,11 @@ def prompt(spec, problems):
             'Q: 2+2=\nA: Two, twice.The answer is 4',
             '\n\nQ: 1+1=\nA:',
         ),
-        (with_thoughts(1, cot_delimiter=''), THOUGHTS[:2], 'Q: 2+2=\nA: Two, twice.4', '\nQ: 1+1=\nA:'),
     ],
 )
 def test_shots_show_the_thought_and_the_preferred_answer(spec, problems, preamble, context):
-    made = prompt(spec, problems)
+    first, *shots = examples(problems)
+    made = spec.prompt(first, shots)
     assert (made.preamble, made.contexts, made.continuations) == (preamble, (context,), ())
 
 
@@ -155,10 +144,6 @@ def text(request) -> str:
 def preparation(tokenizer, spec, examples, *, max_seq_len: int = 100, **settings) -> Preparation:
     task = replace(spec, **settings)
     return Preparation(task=task, examples=examples, encoder=Encoder(tokenizer), max_seq_len=max_seq_len)
-
-
-def examples(problems=PROBLEMS) -> list[Example]:
-    return [Example(row=row, content=content) for row, content in enumerate(problems)]
 
 
 def requests(tokenizer, spec, problems=PROBLEMS, **settings):
@@ -209,54 +194,38 @@ def test_a_prompt_that_cannot_fit_is_an_error_with_both_numbers(character_tokeni
     given = task(generation_kwargs={'max_new_tokens': 40})
     with pytest.raises(ModelError, match=r'40 tokens \(generation_kwargs\.max_new_tokens\), but max_seq_len is 40'):
         requests(character_tokenizer, given, max_seq_len=40)
+    with pytest.raises(ModelError, match='2 tokens'):
+        requests(character_tokenizer, given, max_seq_len=2, truncation='reference')
 
 
 WHOLE = '^2+2= 4\n3+3= 6\n1+1='  # 19 tokens
 
 
 @pytest.mark.parametrize(
-    ('keys', 'max_seq_len', 'expected'),
+    ('max_new_tokens', 'truncation', 'max_seq_len', 'expected'),
     [
-        ({}, 21, WHOLE),
-        ({}, 20, '^3+3= 6\n1+1='),  # 12 tokens
-        ({}, 14, '^3+3= 6\n1+1='),
-        ({}, 13, '^1+1='),
-        ({}, 7, '^1+1='),
-        ({}, 6, '^+1='),  # without shots still too long: the question is cut
-        ({'max_new_tokens': 5}, 24, WHOLE),
-        ({'max_new_tokens': 5}, 23, '^3+3= 6\n1+1='),
+        # fix 4: the first shots go, as many as must, so that a generation of two tokens, or as many as given, fits
+        (None, 'drop_shots', 21, WHOLE),
+        (None, 'drop_shots', 20, '^3+3= 6\n1+1='),  # 12 tokens
+        (None, 'drop_shots', 13, '^1+1='),
+        (None, 'drop_shots', 6, '^+1='),  # without shots still too long: the question is cut
+        (5, 'drop_shots', 24, WHOLE),
+        (5, 'drop_shots', 23, '^3+3= 6\n1+1='),
+        # llm-foundry 0.22's `padding_size` leaves room for the longest answer, bos and a character, whatever is asked
+        (None, 'reference', 21, WHOLE),
+        (None, 'reference', 9, ' 6\n1+1='),  # 7 tokens
+        (400, 'reference', 20, WHOLE[1:]),
     ],
 )
-def test_whole_shots_are_dropped_until_the_prompt_fits(character_tokenizer, keys, max_seq_len: int, expected: str):
-    """Fix 4: the first shots go, as many as must."""
-    made = requests(character_tokenizer, task(2, generation_kwargs=keys), max_seq_len=max_seq_len)
+def test_prompts_are_truncated_to_leave_room_for_the_generation(
+    character_tokenizer, max_new_tokens: int | None, truncation: str, max_seq_len: int, expected: str
+):
+    given = {} if max_new_tokens is None else {'max_new_tokens': max_new_tokens}
+    spec = task(2, generation_kwargs=given)
+    made = requests(character_tokenizer, spec, max_seq_len=max_seq_len, truncation=truncation)
     assert (text(made[0]), made[0].truncated) == (expected, expected != WHOLE)
-    for request in made:
-        assert request.length == len(request.context) + request.max_new_tokens <= max_seq_len
-        assert request.unscorable is None
-
-
-@pytest.mark.parametrize(
-    ('keys', 'max_seq_len', 'expected'),
-    [
-        ({}, 21, WHOLE),
-        ({}, 20, WHOLE[1:]),
-        ({}, 9, ' 6\n1+1='),  # 7 tokens
-        ({'max_new_tokens': 15}, 20, WHOLE[1:]),
-        ({'max_new_tokens': 400}, 20, WHOLE[1:]),
-        ({'max_new_tokens': 400}, 2, None),
-    ],
-)
-def test_the_references_truncation_removes_tokens_from_the_left(character_tokenizer, keys, max_seq_len: int, expected):
-    """llm-foundry 0.22's `padding_size` leaves room for the longest answer, bos and a character, whatever is asked."""
-    settings = {'max_seq_len': max_seq_len, 'truncation': 'reference'}
-    if expected is None:
-        with pytest.raises(ModelError, match='2 tokens'):
-            requests(character_tokenizer, task(2, generation_kwargs=keys), **settings)
-        return
-    made = requests(character_tokenizer, task(2, generation_kwargs=keys), **settings)
-    assert (text(made[0]), made[0].truncated) == (expected, expected != WHOLE)
-    assert {request.max_new_tokens for request in made} == {keys.get('max_new_tokens', 2)}
+    assert {(request.max_new_tokens, request.unscorable) for request in made} == {(max_new_tokens or 2, None)}
+    assert truncation == 'reference' or max(request.length for request in made) <= max_seq_len
 
 
 @pytest.mark.parametrize(
@@ -294,11 +263,7 @@ def result(tokenizer, generated: str, spec=None, problem: Problem = THOUGHTS[0],
         ('so #### $2.', {}, (1, 1, 1, 0), None),
         ('so #### 22', {}, (1, 0, 0, 0), None),  # the prefix accepts it
         ('so #### about 2', {}, (0, 0, 1, 0), None),
-        ('so #### 4', {}, (0, 0, 0, 0), None),
         ('2', {}, (1, 1, 1, 0), None),  # without a thought all of it is the answer
-        ('2 and more', {}, (1, 0, 1, 0), None),
-        ('so it is 2', {}, (0, 0, 1, 0), None),
-        ('', {}, (0, 0, 0, 0), 'empty'),
         (' \n ', {}, (0, 0, 0, 0), 'empty'),
         ('One and one. #### ', {}, (0, 0, 0, 0), 'empty answer'),
         ('One and one. #### 2', {'is_truncated': True}, (1, 1, 1, 1), 'token limit'),
@@ -314,12 +279,8 @@ def test_accuracy_strict_match_numeric_match_and_truncated_share(
     assert (found.score, *found.metrics.values()) == expected
     assert found.status == ('unscored' if found.score is None else 'scored')
     assert found.reason is None if reason is None else reason in found.reason
-
-
-def test_a_result_has_the_truncated_text_its_answer_and_the_gold(character_tokenizer):
-    found = result(character_tokenizer, 'One and one. #### 2\nQ: 2+2=\nA: #### 4')
-    assert (found.text, found.answer, found.gold) == ('One and one. #### 2', '2', '2')
-    assert (found.num_tokens, found.predicted, found.logprobs) == ((7,), None, None)
+    assert (found.gold, found.num_tokens, found.predicted, found.logprobs) == ('2', (7,), None, None)
+    assert found.text == generated.partition('\nQ: ')[0]
 
 
 @pytest.mark.parametrize(
@@ -330,6 +291,8 @@ def test_a_result_has_the_truncated_text_its_answer_and_the_gold(character_token
         ('#### 4\nQ: 1+1=\nA: #### 2', {}, THOUGHTS[0], (0, '#### 4'), (1, '#### 4\nQ: 1+1=\nA: #### 2')),
         # its stops are patterns
         ('two #### 2', {'early_stopping_criteria': ['o.']}, THOUGHTS[0], (1, 'two #### 2'), (0, 'tw')),
+        # without normalization signs and case count
+        ('#### -2', {'do_normalization': False}, THOUGHTS[0], (0, '#### -2'), (0, '#### -2')),
     ],
 )
 def test_reference_semantics_score_by_the_references_rules(
@@ -342,13 +305,6 @@ def test_reference_semantics_score_by_the_references_rules(
     # also from logits that are not finite
     spec = replace(with_thoughts(), semantics='reference')
     assert result(character_tokenizer, 'so #### 2', spec, is_finite=False).score == 1
-
-
-def test_without_normalization_signs_and_case_count(character_tokenizer):
-    spec = with_thoughts(do_normalization=False)
-    for answer in ('-2', 'Two'):
-        assert result(character_tokenizer, f'so #### {answer}', spec).score == 0
-        assert result(character_tokenizer, f'so #### {answer}').score == 1
 
 
 def test_an_unscorable_item_is_unscored_with_its_reason(character_tokenizer):
@@ -364,12 +320,11 @@ def test_metrics_are_means_over_items_and_absent_only_where_an_item_lacks_one(ch
         replace(result(character_tokenizer, text, is_truncated=row == 3), key=ItemKey('t/0-shot', row))
         for row, text in enumerate(texts)
     ]
-    score = task_score('t/0-shot', metrics_of(with_thoughts()), results)
-    names = ['InContextLearningGenerationExactMatchAccuracy', 'StrictMatch', 'NumericMatch', 'TruncatedShare']
-    assert {name: measure.value for name, measure in score.metrics.items()} == dict(
-        zip(names, (3 / 4, 1 / 4, 2 / 4, 1 / 4), strict=True)
-    )
-    known = {name: results[0].metrics[name] for name in ('StrictMatch', 'NumericMatch')}
-    score = task_score('t/0-shot', metrics_of(with_thoughts()), [replace(results[0], metrics=known), *results[1:]])
-    assert score.metrics['StrictMatch'].value == 1 / 4
-    assert score.metrics['TruncatedShare'].value is None and '1 of 4' in score.metrics['TruncatedShare'].reason
+    assert [one.answer for one in results] == ['2', '22', '2.0', '4']
+    unknown = replace(results[0], metrics={name: results[0].metrics[name] for name in ('StrictMatch', 'NumericMatch')})
+    names = ('InContextLearningGenerationExactMatchAccuracy', 'StrictMatch', 'NumericMatch', 'TruncatedShare')
+    for first, last in ((results[0], 1 / 4), (unknown, None)):
+        found = task_score('t/0-shot', metrics_of(with_thoughts()), [first, *results[1:]]).metrics
+        values = dict(zip(names, (3 / 4, 1 / 4, 2 / 4, last), strict=True))
+        assert {name: measure.value for name, measure in found.items()} == values
+    assert '1 of 4' in found['TruncatedShare'].reason
