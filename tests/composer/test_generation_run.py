@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import networks
 import pytest
 import tiny
-from composer import Callback, Logger, State, Trainer
+from composer import Trainer
 from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 from programs import sandbox
@@ -21,6 +21,7 @@ from programs import sandbox
 from llmfoundry_gauntlet import EvalGauntlet, build_icl_evaluators
 from llmfoundry_gauntlet.composer import runner
 from llmfoundry_gauntlet.composer.journal import SharedJournal
+from llmfoundry_gauntlet.composer.loop import EvaluationLoader
 from llmfoundry_gauntlet.engine.decoding import end_ids
 from llmfoundry_gauntlet.engine.model import Budget
 from llmfoundry_gauntlet.errors import ModelError
@@ -36,8 +37,7 @@ CODE_METRICS = ('InContextLearningCodeEvalAccuracy', 'TruncatedShare', 'PassAt1'
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
     """Return settings with only the two generation tasks."""
-    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(tmp_path, num_rows=20)}))
-    return {'tasks': str(tmp_path / 'tasks.yaml'), 'data_root': str(tmp_path)}
+    return {'tasks': tiny.write_replies(tmp_path, num_rows=20), 'data_root': str(tmp_path)}
 
 
 def small(family: str) -> Any:
@@ -101,13 +101,13 @@ def test_a_model_without_a_cache_generates_and_logs_it(settings, caplog):
 
 
 def test_without_eos_generations_reach_their_limit(settings, tmp_path: Path):
-    tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks'][:1]
-    del tasks[0]['early_stopping_criteria']
+    task = settings['tasks'][0]
+    del task['early_stopping_criteria']
     bare = tiny.tokenizer()
     bare.eos_token = bare.pad_token = None
     network = small('llama')
     network.generation_config.eos_token_id = None
-    callback, _ = evaluate({**settings, 'tasks': tasks}, HuggingFaceModel(network, tokenizer=bare))
+    callback, _ = evaluate({**settings, 'tasks': [task]}, HuggingFaceModel(network, tokenizer=bare))
     results = callback.evaluation.results['greedy/1-shot']
     assert {result.num_tokens for result in results} == {(9,)}
     assert {result.metrics['TruncatedShare'] for result in results} == {1.0}
@@ -122,9 +122,8 @@ def test_without_eos_generations_reach_their_limit(settings, tmp_path: Path):
     ],
 )
 def test_a_generation_beyond_the_positions_is_an_error(settings, count: int, semantics: str, problem: str):
-    tasks = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
-    tasks[0]['generation_kwargs'] = {'max_new_tokens': count}
-    settings = {**settings, 'tasks': tasks, 'semantics': semantics}
+    settings['tasks'][0]['generation_kwargs'] = {'max_new_tokens': count}
+    settings['semantics'] = semantics
     with pytest.raises(ModelError, match=f'greedy/1-shot: {problem}'):
         evaluate(settings, tiny.composer_model())
     if semantics == 'reference':
@@ -144,8 +143,7 @@ def test_generation_config_names_further_end_tokens(own, expected):
 def programs(tmp_path: Path) -> dict[str, Any]:
     """Return one task whose programs a random model mostly gets right: they are comments."""
     sandbox()
-    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [tiny.write_programs(tmp_path)]}))
-    return {'tasks': str(tmp_path / 'tasks.yaml'), 'data_root': str(tmp_path)}
+    return {'tasks': [tiny.write_programs(tmp_path)], 'data_root': str(tmp_path)}
 
 
 def test_programs_run_beside_the_model_and_all_are_scored(programs, tmp_path):
@@ -187,17 +185,6 @@ def fail() -> None:
     raise Broken
 
 
-def test_failed_programs_do_not_affect_the_next_evaluation(programs, monkeypatch):
-    in_background(monkeypatch, fail)
-    callback = EvalGauntlet(**programs, max_seq_len=128, save_folder=None)
-    trainer = Trainer(model=tiny.composer_model(), callbacks=[callback], device='cpu', progress_bar=False)
-    with pytest.raises(Broken):
-        trainer.eval()
-    callback.close(trainer.state, trainer.logger)
-    trainer.eval()
-    assert len(callback.evaluation.results['programs/0-shot']) == 18
-
-
 @pytest.mark.filterwarnings('ignore:eval_dataloader label')
 def test_a_single_evaluator_gives_the_numbers_of_the_callback_also_after_failed_programs(programs, monkeypatch):
     network = tiny.composer_model()
@@ -214,43 +201,31 @@ def test_a_single_evaluator_gives_the_numbers_of_the_callback_also_after_failed_
     assert values == {name: pytest.approx(value) for name, value in with_errors(metrics)}
 
 
-class Ending(Callback):
-    """End the first evaluation once programs are waiting, and let them continue in the second."""
-
-    def __init__(self, gauntlet: EvalGauntlet, released: threading.Event) -> None:
-        self.gauntlet = gauntlet
-        self.released = released
-        self.journals: list[SharedJournal] = []
-
-    def eval_batch_end(self, state: State, logger: Logger) -> None:
-        loader = self.gauntlet.loader
-        if loader.journal not in self.journals:
-            self.journals.append(loader.journal)
-        if len(self.journals) > 1:
-            self.released.set()
-        elif loader.running:
-            raise Broken
-
-
 def test_programs_of_a_failed_evaluation_are_not_in_the_next_journal(programs, tmp_path, monkeypatch):
-    released = threading.Event()
-    in_background(monkeypatch, lambda: released.wait() or None)
-    written: list[tuple[SharedJournal, Any]] = []
-    add = SharedJournal.add
+    """The first evaluation ends while programs are waiting, which continue in the second."""
+    released, journals, written = threading.Event(), [], []
+    collect, add = EvaluationLoader._collect, SharedJournal.add
 
-    def noted(self: SharedJournal, results: Mapping[Any, Any], *, suspect: bool = False) -> None:
+    def fail_at_first(loader: EvaluationLoader) -> Any:
+        journals.append(loader.journal)
+        if len(journals) == 1:
+            raise Broken
+        released.set()
+        return collect(loader)
+
+    def noted(journal: SharedJournal, results: Any, **keys: Any) -> None:
         if threading.current_thread().name.startswith('gauntlet-programs'):
-            written.append((self, [*results]))
-        add(self, results, suspect=suspect)
+            written.append(journal)
+        add(journal, results, **keys)
 
+    in_background(monkeypatch, lambda: released.wait() or None)
+    monkeypatch.setattr(EvaluationLoader, '_collect', fail_at_first)
     monkeypatch.setattr(SharedJournal, 'add', noted)
     callback = EvalGauntlet(**programs, max_seq_len=128, save_folder=str(tmp_path / 'records'))
-    ending = Ending(callback, released)
-    trainer = Trainer(model=tiny.composer_model(), callbacks=[callback, ending], device='cpu', progress_bar=False)
+    trainer = Trainer(model=tiny.composer_model(), callbacks=[callback], device='cpu', progress_bar=False)
     with pytest.raises(Broken):
         trainer.eval()
     callback.close(trainer.state, trainer.logger)
     trainer.eval()
     assert len(callback.evaluation.results['programs/0-shot']) == 18
-    first, second = ending.journals
-    assert written[0][0] is first and [journal for journal, _ in written[1:]] == [second] * (len(written) - 1)
+    assert written[0] is journals[0] and {*written[1:]} == {journals[1]}

@@ -11,10 +11,12 @@ import struct
 import termios
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
-from paths import ROOT
+import tiny
 
 from llmfoundry_gauntlet.composer import evaluate
 from llmfoundry_gauntlet.composer.progress import ProgressReport, Work, describe
@@ -53,39 +55,39 @@ def test_without_a_terminal_lines_are_logged(caplog: pytest.LogCaptureFixture):
     assert len(caplog.messages) == num_lines
 
 
-def open_terminal(rows: int, columns: int) -> tuple[int, int]:
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, TextIO]]:
+    """Return both ends of a terminal of 40 rows and 120 columns."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', rows, columns, 0, 0))
-    return ours, theirs
-
-
-def test_a_terminal_without_a_size_gets_lines():
-    ours, theirs = open_terminal(0, 0)
-    with os.fdopen(theirs, 'w') as terminal:
-        assert terminal.isatty()
-        assert not ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=terminal).draws
+    resize(theirs, 40, 120)
+    with os.fdopen(theirs, 'w') as stream:
+        yield ours, stream
     os.close(ours)
 
 
-def test_on_a_terminal_a_bar_is_drawn_and_removed():
-    ours, theirs = open_terminal(40, 120)
-    with os.fdopen(theirs, 'w') as terminal:
-        report = ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=terminal)
-        report.start()
-        seen = b''
-        while b'25%' not in seen:
-            seen += os.read(ours, 4096)
-        report.stop()
-        terminal.write('end')
-        terminal.flush()
-        while b'end' not in seen:
-            seen += os.read(ours, 4096)
-    os.close(ours)
+def resize(terminal: int, rows: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack('HHHH', rows, columns, 0, 0))
+
+
+def test_on_a_terminal_a_bar_is_drawn_and_removed(terminal: tuple[int, TextIO]):
+    ours, stream = terminal
+    report = ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=stream)
+    report.start()
+    seen = b''
+    while b'25%' not in seen:
+        seen += os.read(ours, 4096)
+    report.stop()
+    stream.write('end')
+    stream.flush()
+    while b'end' not in seen:
+        seen += os.read(ours, 4096)
     assert b'gauntlet ba7  25%|' in seen and b'40 of 100 items' in seen
     assert seen.rpartition(b'\r')[2] == b'end'
+    resize(stream.fileno(), 0, 0)  # as in some containers
+    assert stream.isatty() and not ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=stream).draws
 
 
-def test_an_evaluation_counts_all_its_work(tiny_llamas: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_evaluation_counts_all_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The last report says that everything is done, each item once."""
     seen: list[Work] = []
     stop = ProgressReport.stop
@@ -95,21 +97,9 @@ def test_an_evaluation_counts_all_its_work(tiny_llamas: Path, monkeypatch: pytes
         stop(report)
 
     monkeypatch.setattr(ProgressReport, 'stop', noted)
-    tasks = [
-        {'label': 'copa', 'dataset_uri': 'commonsense_reasoning/copa.jsonl', 'icl_task_type': 'multiple_choice'},
-        {
-            'label': 'svamp',
-            'dataset_uri': 'symbolic_problem_solving/svamp.jsonl',
-            'icl_task_type': 'generation_task_with_answers',
-            'cot_delimiter': '#### ',
-        },
-    ]
-    model = next(path for path in sorted(tiny_llamas.iterdir()) if path.is_dir())
-    evaluation = evaluate(
-        str(model), tasks=[{**task, 'num_fewshot': [0]} for task in tasks], data_root=str(ROOT / 'eval_data')
-    )
-    num_items = sum(map(len, evaluation.results.values()))
+    settings = tiny.write_tasks(tmp_path, tiny.write_replies(tmp_path))
+    evaluate(tiny.save(tiny.model(), tmp_path / 'model'), **settings)
     (work,) = seen
-    assert (work.num_items, work.num_own, work.num_done, work.num_finished) == (num_items,) * 4
+    assert (work.num_items, work.num_own, work.num_done, work.num_finished) == (28 + 80,) * 4
     assert work.cost > 0 and work.share == 1.0
     assert 'gauntlet-progress' not in [thread.name for thread in threading.enumerate()]

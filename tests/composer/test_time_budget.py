@@ -68,10 +68,6 @@ def rounds(budget: TimeBudget, *, slow_start: float = 1.0, overhead: float = 1.0
     return found
 
 
-def expected_seconds(prepared: PreparedEvaluation, overhead: float = 1.0) -> float:
-    return overhead * sum(COSTS[key.task.partition('/')[0]] for key in prepared.items)
-
-
 @pytest.mark.parametrize('slow_start', [1.0, 3.0])
 @pytest.mark.parametrize('overhead', [1.0, 1.3])
 @pytest.mark.parametrize('seconds', [6.0, 15.0])
@@ -79,7 +75,7 @@ def test_the_subset_takes_the_given_time(prepared, seconds: float, overhead: flo
     budget = TimeBudget(prepared, seconds)
     run = rounds(budget, slow_start=slow_start, overhead=overhead)
     chosen = budget.chosen()
-    assert 0.93 * seconds <= expected_seconds(chosen, overhead) <= seconds
+    assert 0.93 * seconds <= overhead * sum(COSTS[key.task.partition('/')[0]] for key in chosen.items) <= seconds
     assert not any(one & other for place, one in enumerate(run) for other in run[:place])  # nothing is run twice
     assert chosen.items.keys() <= set().union(*run)
 
@@ -141,18 +137,10 @@ def test_recorded_sizes_restore_the_items(prepared):
     assert later.chosen().items.keys() == earlier.chosen().items.keys()
 
 
-# In a real run.
-
-
-def counted(gauntlet: EvalGauntlet) -> dict[str, tuple[ItemKey, ...]]:
-    return {key: tuple(result.key for result in results) for key, results in gauntlet.evaluation.results.items()}
-
-
-def test_all_evaluations_and_later_jobs_use_the_same_items(settings, tmp_path):
-    folder = tmp_path / 'checkpoints'
+def test_all_evaluations_use_the_same_items(settings, tmp_path):
     settings = {**settings, 'time_budget': '1s', 'interval': ['first', '2ba'], 'max_seq_len': 128}
     gauntlet = EvalGauntlet(**{**settings, 'save_folder': str(tmp_path / 'records')})
-    tiny.trainer([gauntlet], max_duration='4ba', save_folder=str(folder), save_interval='4ba').fit()
+    tiny.train([gauntlet], max_duration='4ba')
     records = [record for _, record in find_results(tmp_path / 'records')]
     sizes = [record['timing']['time_budget'] for record in records]
     assert sizes[0] == sizes[1] == sizes[2] == gauntlet.loader.budget.sizes
@@ -164,11 +152,6 @@ def test_all_evaluations_and_later_jobs_use_the_same_items(settings, tmp_path):
     assert samples[0] == samples[1] == samples[2] and len(samples[0]) == sizes[0]['long/0-shot']
     assert records[1]['composites']['version'] == records[2]['composites']['version']
     assert [record['tasks']['long/0-shot']['subset_items'] for record in records] == [len(samples[0])] * 3
-
-    later = EvalGauntlet(**{**settings, 'time_budget': '60s', 'interval': ['2ba']})  # the number stays all the same
-    trainer = tiny.trainer([later], max_duration='6ba', load_path=str(folder / 'latest-rank0.pt'))
-    trainer.fit()
-    assert counted(later) == counted(gauntlet)
 
 
 def test_items_within_a_budget_score_as_without(settings, tmp_path):

@@ -22,7 +22,7 @@ def tiny_settings(tmp_path: Path) -> dict[str, str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write tasks of several hundred items and a saved model."""
     folder = tmp_path_factory.mktemp('resume')
-    tiny.write_tasks(folder, replies=True)
+    tiny.write_tasks(folder, [*tiny.write_replies(folder), tiny.write_programs(folder)])
     tiny.write_rows(folder / 'sums.jsonl', SUMS)
     tiny.save(tiny.model(), folder / 'model')
     (folder / 'errors.txt').touch()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,11 @@ from composer.utils import dist
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.distributed import checkpoint
 from torch.utils.data import DataLoader
+
+from llmfoundry_gauntlet.composer.loop import EvaluationLoader
+from llmfoundry_gauntlet.composer.runner import prepare_for_model
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.evaluation.inputs import load_data
 
 # 7, 5 and 2 items: no number of ranks divides them, and 3 ranks are more than the last has.
 TASKS = {
@@ -73,6 +78,12 @@ def composer_model(network: Any = None) -> HuggingFaceModel:
 
     network = network or networks.network(vocab_size=259, max_position_embeddings=128)
     return HuggingFaceModel(network, tokenizer=tokenizer())
+
+
+def loader_of(settings: dict[str, Any], model: HuggingFaceModel | None = None) -> EvaluationLoader:
+    """Return the loader of an evaluation, by default of `composer_model()`."""
+    model = model or composer_model()
+    return EvaluationLoader(prepare_for_model(load_data(decode_settings(settings)), model), model)
 
 
 def save(network: Any, folder: Path, **arguments: Any) -> Path:
@@ -154,17 +165,15 @@ def write_programs(folder: Path) -> dict[str, Any]:
     }
 
 
-def write_tasks(folder: Path, *, replies: bool = False) -> dict[str, str]:
-    """Write data, task and gauntlet files below `folder`, optionally with generation tasks; return their settings."""
-    entries, benchmarks = [], []
+def write_tasks(folder: Path, more: Sequence[dict[str, Any]] = ()) -> dict[str, str]:
+    """Write data, task and gauntlet files below `folder`, with `more` tasks; return the settings that name them."""
+    tasks, benchmarks = [], []
     for label, (kind, rows) in TASKS.items():
         write_rows(folder / f'{label}.jsonl', rows)
-        entries.append({'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [0, 2], 'icl_task_type': kind})
+        tasks.append({'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [0, 2], 'icl_task_type': kind})
         benchmarks += [{'name': label, 'num_fewshot': shots, 'random_baseline': 0.0} for shots in (0, 2)]
-    if replies:
-        entries += [*write_replies(folder), write_programs(folder)]
     gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
-    (folder / 'tasks.yaml').write_text(json.dumps({'icl_tasks': entries}))  # JSON is YAML
+    (folder / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [*tasks, *more]}))  # JSON is YAML
     (folder / 'gauntlet.yaml').write_text(json.dumps({'eval_gauntlet': gauntlet}))
     return settings_of(folder)
 
