@@ -1,4 +1,4 @@
-"""Letters chosen in generations; the last column was recorded from lm-eval 0.4.13 (`__postprocess_pred`)."""
+"""Letters chosen in generations."""
 
 import json
 import time
@@ -16,160 +16,94 @@ WALKS = ('A man walks.', 'A dog runs.', 'I think so.', 'None of these')
 TWICE = ('Paris', 'Rome', 'Rome', 'Bonn')
 GENES = ('E. coli', 'B. subtilis', 'B cells', 'vitamin C')
 SIGNS = ('V', 'W', 'X', 'A')
-NUMBERS = ('5', '-5', '$5.3$', '15')
 BOTH = ('Rome', 'Bonn', 'A and B', 'None of the above')
 POINTS = ('(1, 2)', '(2, 1)', '$\\frac{1}{2}$', 'f(x)')
 
-# form, options, what is read, what the reference takes
+# form, options, what is read
 READ = [
-    ('The best answer is B', CITIES, 'B', 'B'),
-    ('The best answer is B.', CITIES, 'B', 'B'),
-    ('the best answer is b', CITIES, 'B', 'B'),
-    ('THE BEST ANSWER IS B', CITIES, 'B', 'B'),
-    ('The best answer is A.', CITIES, 'A', 'A'),
-    ('The best answer is **B**', CITIES, 'B', 'B'),
-    ('**The best answer is** B', CITIES, 'B', 'THE'),
-    ('**The best answer is B.**', CITIES, 'B', 'B'),
-    ('The best answer is \\boxed{B}', CITIES, 'B', 'BOXEDB'),
-    ('The best answer is $\\boxed{\\text{B}}$.', CITIES, 'B', 'BOXEDTEXTB'),
-    ('The best answer is: A', CITIES, 'A', 'THE'),
-    ('The best answer is:\n\nA', CITIES, 'A', 'THE'),
-    ('The best answer is\nA', CITIES, 'A', 'THE'),
-    ('The best answer is  C', CITIES, 'C', ''),
-    ('The best answer is\u00a0C', CITIES, 'C', 'THE'),
-    ('The best answer is (A)', CITIES, 'A', 'A'),
-    ('The best answer is [A].', CITIES, 'A', 'A'),
-    ('The best answer is "A".', CITIES, 'A', 'A'),
-    ('The best answer is \u2018A\u2019', CITIES, 'A', 'A'),
-    ('The best answer is \uff22', CITIES, 'B', ''),
-    ('The best answer is option A', CITIES, 'A', 'OPTION'),
-    ('The best answer is the letter D.', CITIES, 'D', 'THE'),
-    ('The best answer is therefore (D).', CITIES, 'D', 'THEREFORE'),
-    ('The best answer is A) Paris', CITIES, 'A', 'A'),
-    ('The best answer is B) Rome', CITIES, 'B', 'B'),  # by letter
-    ('The best answer is A - Paris', CITIES, 'A', 'A'),
-    ('The best answer is A because B is wrong.', CITIES, 'A', 'A'),
-    ('The best answer is (B), since (A) and (C) contradict it.', CITIES, 'B', 'B'),
-    ('The best answer is C, not D.', CITIES, 'C', 'C'),
-    ('The best answer is B and not C', CITIES, 'B', 'B'),
-    ('The best answer is D\n\n- A is wrong\n- B is wrong', CITIES, 'D', 'D'),
-    ('The best answer is A. The best answer is D', CITIES, 'D', 'D'),
-    ('The best answer is B.\n\nQuestion: what now?\nAnswer: C', CITIES, 'B', 'B'),
-    ('The answer is A. No: the best answer is B', CITIES, 'B', 'B'),
-    ('The best answer is Rome', CITIES, 'C', 'ROME'),
-    ('The best answer is "Rome."', CITIES, 'C', 'ROME'),
-    ('The best answer is \\boxed{\\text{Rome}}', CITIES, 'C', 'BOXEDTEXTROME'),
-    ('The best answer is Rome, because it is old.', CITIES, 'C', 'ROME'),
-    ('The best answer is Rome (C).', CITIES, 'C', 'ROME'),
-    ('The best answer is Rome (C).', TWICE, 'C', 'ROME'),
-    ('The best answer is A man walks.', WALKS, 'A', 'A'),
-    ('The best answer is: I think so', WALKS, 'C', 'THE'),
-    ('The best answer is None of these.', WALKS, 'D', 'NONE'),
-    ('The best answer is E. coli', GENES, 'A', 'E'),
-    ('The best answer is B. subtilis.', GENES, 'B', 'B'),
-    ('The best answer is B cells', GENES, 'C', 'B'),
-    ('The best answer is V', SIGNS, 'A', 'V'),
-    ('The best answer is A', SIGNS, 'A', 'A'),  # a letter first, then a text
-    ('The best answer is -5.', NUMBERS, 'B', '5'),
-    ('The best answer is 5.3', NUMBERS, 'C', '53'),
-    ('The best answer is (2, 1).', POINTS, 'B', '2'),
-    ('The best answer is \\boxed{f(x)}', POINTS, 'D', 'BOXEDFX'),
-    ('The best answer is \\(\\frac{1}{2}\\)', POINTS, 'C', 'FRAC12'),
-    ('The best answer is A and B', BOTH, 'C', 'A'),
-    ('The best answer is I.', TEN, 'I', 'I'),
-    ('The best answer would be J', TEN, 'J', 'THE BEST ANSWER WOULD BE J'),
-    ('Best answer: H', TEN, 'H', 'BEST ANSWER: H'),
-    ('The best answer among the options is G', TEN, 'G', 'THE BEST ANSWER AMONG THE OPTIONS IS G'),
-    ('B', CITIES, 'B', 'B'),
-    ('b', CITIES, 'B', 'B'),
-    ('B.', CITIES, 'B', 'B.'),
-    (' (B)\n', CITIES, 'B', ' (B)\n'),
-    ('$\\boxed{\\text{B}}$', CITIES, 'B', '$\\BOXED{\\TEXT{B}}$'),
-    ('A) Paris', CITIES, 'A', 'A) PARIS'),
-    ('A. Paris', CITIES, 'A', 'A. PARIS'),
-    ('A: Paris.', CITIES, 'A', 'A: PARIS.'),
-    ('Rome', CITIES, 'C', 'ROME'),
-    ('Rome (C).', CITIES, 'C', 'ROME (C).'),
-    ('Option C', CITIES, 'C', 'OPTION C'),
-    ('C because it is old', CITIES, 'C', 'C BECAUSE IT IS OLD'),
-    ('C\n\nRome is old.', CITIES, 'C', 'C\n\nROME IS OLD.'),
-    ('Rome is old.\n\n**C**', CITIES, 'C', 'ROME IS OLD.\n\n**C**'),
-    ('The correct answer is D', CITIES, 'D', 'THE CORRECT ANSWER IS D'),
-    ('**Answer:** C', CITIES, 'C', '**ANSWER:** C'),
-    ('Final answer: \\(\\boxed{D}\\)', CITIES, 'D', 'FINAL ANSWER: \\(\\BOXED{D}\\)'),
-    ('The answer is A. Sorry, the answer is C.', CITIES, 'C', 'THE ANSWER IS A. SORRY, THE ANSWER IS C.'),
-    ('{"answer": "B"}', CITIES, 'B', '{"ANSWER": "B"}'),
-    ('<answer>B</answer>', CITIES, 'B', '<ANSWER>B</ANSWER>'),
-    ('Therefore, (B) is correct.', CITIES, 'B', 'THEREFORE, (B) IS CORRECT.'),
-    ('I think B is the best option.', CITIES, 'B', 'I THINK B IS THE BEST OPTION.'),
-    ("I'd go with C.", CITIES, 'C', "I'D GO WITH C."),
-    ('The best answer is B.\nThe best answer is [the_answer_letter]', CITIES, 'B', 'THEANSWERLETTER'),
-    ('The best answer is (the_answer_letter).\nThe answer is C', CITIES, 'C', 'THEANSWERLETTER'),
+    ('The best answer is B', CITIES, 'B'),
+    ('The best answer is B.', CITIES, 'B'),
+    ('the best answer is b', CITIES, 'B'),
+    ('**The best answer is B.**', CITIES, 'B'),
+    ('The best answer is $\\boxed{\\text{B}}$.', CITIES, 'B'),
+    ('The best answer is:\n\nA', CITIES, 'A'),
+    ('The best answer is (A)', CITIES, 'A'),
+    ('The best answer is [A].', CITIES, 'A'),
+    ('The best answer is the letter D.', CITIES, 'D'),
+    ('The best answer is therefore (D).', CITIES, 'D'),
+    ('The best answer is A) Paris', CITIES, 'A'),
+    ('The best answer is A - Paris', CITIES, 'A'),
+    ('The best answer is (B), since (A) and (C) contradict it.', CITIES, 'B'),
+    ('The best answer is C, not D.', CITIES, 'C'),
+    ('The best answer is A. The best answer is D', CITIES, 'D'),
+    ('The best answer is B.\n\nQuestion: what now?\nAnswer: C', CITIES, 'B'),
+    ('The best answer is \\boxed{\\text{Rome}}', CITIES, 'C'),
+    ('The best answer is Rome, because it is old.', CITIES, 'C'),
+    ('The best answer is Rome (C).', CITIES, 'C'),
+    ('The best answer is Rome (C).', TWICE, 'C'),
+    ('The best answer is A man walks.', WALKS, 'A'),
+    ('The best answer is E. coli', GENES, 'A'),
+    ('The best answer is V', SIGNS, 'A'),
+    ('The best answer is A', SIGNS, 'A'),  # a letter first, then a text
+    ('The best answer is \\boxed{f(x)}', POINTS, 'D'),
+    ('The best answer is \\(\\frac{1}{2}\\)', POINTS, 'C'),
+    ('The best answer is A and B', BOTH, 'C'),
+    ('The best answer is I.', TEN, 'I'),
+    ('Best answer: H', TEN, 'H'),
+    ('The best answer among the options is G', TEN, 'G'),
+    ('B', CITIES, 'B'),
+    ('B.', CITIES, 'B'),
+    (' (B)\n', CITIES, 'B'),
+    ('A. Paris', CITIES, 'A'),
+    ('A: Paris.', CITIES, 'A'),
+    ('C because it is old', CITIES, 'C'),
+    ('C\n\nRome is old.', CITIES, 'C'),
+    ('Rome is old.\n\n**C**', CITIES, 'C'),
+    ('The answer is A. Sorry, the answer is C.', CITIES, 'C'),
+    ('{"answer": "B"}', CITIES, 'B'),
+    ('Therefore, (B) is correct.', CITIES, 'B'),
+    ("I'd go with C.", CITIES, 'C'),
+    ('The best answer is 5', ('6', '5', '.5'), 'B'),
+    ('The best answer is .5', ('6', '5', '.5'), 'C'),
+    ('The best answer is no.', ('Yes', 'No'), 'B'),
+    ('The best answer is 5. It is so', ('5', '5. It is so'), 'B'),
+    ('The best answer is one\n and two', ('one or two', 'one and two'), 'B'),
 ]
 
 UNREAD = [
-    ('', CITIES, ''),
-    (' \n', CITIES, ' \n'),
-    ('The best answer is', CITIES, 'THE'),
-    ('The best answer is .', CITIES, ''),
-    ('The best answer is A or B', CITIES, 'A'),
-    ('The best answer is A, or possibly B.', CITIES, 'A'),
-    ('The best answer is A/B', CITIES, 'AB'),
-    ('The best answer is B, D', CITIES, 'B'),
-    ('The best answer is A and B', CITIES, 'A'),
-    ('The best answer is (A) Paris and (B) London', CITIES, 'A'),
-    ('The best answer is both A and B', CITIES, 'BOTH'),
-    ('The best answer is A-C', CITIES, 'AC'),
-    ('The best answer is AB', CITIES, 'AB'),
-    ('The best answer is B. Or C.', CITIES, 'B'),
-    ('The best answer is one of A, B, C or D', CITIES, 'ONE'),
-    ('The best answer is none of the above', CITIES, 'NONE'),
-    ('The best answer is not A', CITIES, 'NOT'),
-    ("The best answer isn't A", CITIES, 'THE'),
-    ('The best answer is F', CITIES, 'F'),
-    ('The best answer is E. coli', CITIES, 'E'),
-    ('The best answer is I', CITIES, 'I'),
-    ('The best answer is I think B', TEN, 'I'),
-    ("The best answer is I'm not sure", TEN, 'IM'),
-    ('The best answer is A man', CITIES, 'A'),
-    ('The best answer is a man', CITIES, 'A'),
-    ('The best answer is "A man"', CITIES, 'A'),
-    ('The best answer is e.g. B', CITIES, 'EG'),
-    ('The best answer is B12', CITIES, 'B12'),
-    ('The best answer is C++', CITIES, 'C'),
-    ('The best answer is C = 5', CITIES, 'C'),
-    ('The best answer is b - 1', CITIES, 'B'),
-    ('\\boxed{(-a,0)}', CITIES, '\\BOXED{(-A,0)}'),
-    ("The best answer is B's", CITIES, 'BS'),
-    ('The best answer is D-glucose', CITIES, 'DGLUCOSE'),
-    ('The best answer is \u0412', CITIES, ''),  # Cyrillic
-    ('The best answer is (the_answer_letter)', CITIES, 'THEANSWERLETTER'),
-    ('The best answer is [the_answer_letter].', CITIES, 'THEANSWERLETTER'),
-    ('The best answer is answer_letter', CITIES, 'ANSWERLETTER'),
-    ("The best answer is (answer_letter) where it is one of 'A', 'B'", CITIES, 'ANSWERLETTER'),
-    ('The best answer is a', SIGNS, 'A'),  # an option's text and another's letter
-    ('The best answer is Rome', TWICE, 'ROME'),
-    ('The best answer is Rome (B)', CITIES, 'ROME'),
-    ('The best answer is Rome and Paris', CITIES, 'ROME'),
-    ('The best answer is the second', CITIES, 'THE'),
-    ('The best answer is B. No, the best answer is unclear', CITIES, 'UNCLEAR'),
-    ('The answer is B. Still, the best answer is unclear', CITIES, 'UNCLEAR'),
-    ('I cannot say what the best answer is. B would be a guess', CITIES, 'I'),
-    ('A man walks into a bar.', CITIES, 'A MAN WALKS INTO A BAR.'),
-    ('I think the question is unclear.', TEN, 'I THINK THE QUESTION IS UNCLEAR.'),
-    ('A: The capital of Italy', CITIES, 'A: THE CAPITAL OF ITALY'),
-    ('A or B', CITIES, 'A OR B'),
-    ('A, B, C, D', CITIES, 'A, B, C, D'),
-    ('ABCD', CITIES, 'ABCD'),
-    ('A) Paris\nB) London\nC) Rome\nD) Bonn', CITIES, 'A) PARIS\nB) LONDON\nC) ROME\nD) BONN'),
-    ('E', CITIES, 'E'),
-    ('5', CITIES, '5'),
-    ('Vitamin C is the best option', CITIES, 'VITAMIN C IS THE BEST OPTION'),
-    ('If B is the correct answer, then C', CITIES, 'IF B IS THE CORRECT ANSWER, THEN C'),
-    ('Option A is wrong.', CITIES, 'OPTION A IS WRONG.'),
-    ('The answer is not A', CITIES, 'THE ANSWER IS NOT A'),
-    ('The answer is B. The answer is C or D.', CITIES, 'THE ANSWER IS B. THE ANSWER IS C OR D.'),
-    ("I'm sorry, but I cannot answer that.", TEN, "I'M SORRY, BUT I CANNOT ANSWER THAT."),
+    ('The best answer is 5.3', ('6', '5', '.5')),
+    ('The best answer is', ('Yes', '')),
+    ('The best answer is e.g. B', TEN),
+    ('', CITIES),
+    ('The best answer is', CITIES),
+    ('The best answer is A or B', CITIES),
+    ('The best answer is A, or possibly B.', CITIES),
+    ('The best answer is B, D', CITIES),
+    ('The best answer is A and B', CITIES),
+    ('The best answer is (A) Paris and (B) London', CITIES),
+    ('The best answer is B. Or C.', CITIES),
+    ('The best answer is none of the above', CITIES),
+    ('The best answer is not A', CITIES),
+    ('The best answer is F', CITIES),
+    ('The best answer is E. coli', CITIES),
+    ("The best answer is I'm not sure", TEN),
+    ('The best answer is A man', CITIES),
+    ('The best answer is "A man"', CITIES),
+    ('The best answer is e.g. B', CITIES),
+    ('The best answer is C++', CITIES),
+    ('The best answer is C = 5', CITIES),
+    ('\\boxed{(-a,0)}', CITIES),
+    ('The best answer is D-glucose', CITIES),
+    ('The best answer is \u0412', CITIES),  # Cyrillic
+    ('The best answer is [the_answer_letter].', CITIES),
+    ('The best answer is a', SIGNS),  # an option's text and another's letter
+    ('The best answer is Rome', TWICE),
+    ('The best answer is Rome (B)', CITIES),
+    ('A man walks into a bar.', CITIES),
+    ('A: The capital of Italy', CITIES),
+    ('A) Paris\nB) London\nC) Rome\nD) Bonn', CITIES),
+    ('If B is the correct answer, then C', CITIES),
+    ('The answer is B. The answer is C or D.', CITIES),
 ]
 
 # forms that name the third option, the first, and none: one for each word that a statement may have, and as real
@@ -216,17 +150,6 @@ NO_OPTION = (
 )
 WORDS = [*((form, 'C') for form in THIRD), *((form, 'A') for form in FIRST), *((form, None) for form in NO_OPTION)]
 
-OPTIONS = [  # a generation, options, what is read
-    ('The best answer is 5', ('6', '5', '.5'), 'B'),
-    ('The best answer is .5', ('6', '5', '.5'), 'C'),
-    ('The best answer is 5.3', ('6', '5', '.5'), None),
-    ('The best answer is no.', ('Yes', 'No'), 'B'),
-    ('The best answer is', ('Yes', ''), None),
-    ('The best answer is 5. It is so', ('5', '5. It is so'), 'B'),
-    ('The best answer is one\n and two', ('one or two', 'one and two'), 'B'),
-    ('The best answer is e.g. B', TEN, None),
-]
-
 STATEMENTS = (
     *('The best answer is {}', 'The best answer is {}.', 'The best answer is ({})', 'the best answer is: **{}**'),
     *('The best answer is\n{}', 'The best answer is option {}', 'The best answer is $\\boxed{{{}}}$', '{}', '({})'),
@@ -235,16 +158,14 @@ STATEMENTS = (
 )
 
 
-@pytest.mark.parametrize(('form', 'options', 'expected', 'reference'), READ)
-def test_a_chosen_letter_is_extracted(form, options, expected, reference):
+@pytest.mark.parametrize(('form', 'options', 'expected'), READ)
+def test_a_chosen_letter_is_extracted(form, options, expected):
     assert tolerant_letter(form, options) == expected
-    assert reference_letter(form) == reference
 
 
-@pytest.mark.parametrize(('form', 'options', 'reference'), UNREAD)
-def test_no_letter_is_extracted_from_none_or_several_choices(form, options, reference):
+@pytest.mark.parametrize(('form', 'options'), UNREAD)
+def test_no_letter_is_extracted_from_none_or_several_choices(form, options):
     assert tolerant_letter(form, options) is None
-    assert reference_letter(form) == reference
 
 
 @pytest.mark.parametrize(('form', 'expected'), WORDS)
@@ -252,18 +173,9 @@ def test_usual_words_are_understood(form, expected):
     assert tolerant_letter(form, CITIES) == expected
 
 
-@pytest.mark.parametrize(('form', 'options', 'expected'), OPTIONS)
-def test_unusual_options_are_recognized(form, options, expected):
-    assert tolerant_letter(form, options) == expected
-
-
 @pytest.mark.parametrize('form', STATEMENTS)
-def test_letters_that_are_words_are_extracted_too(form):
+def test_letters_that_are_words_are_extracted_too_but_none_beyond_the_options(form):
     assert [tolerant_letter(form.format(letter), TEN) for letter in 'ABCDEFGHIJ'] == list('ABCDEFGHIJ')
-
-
-@pytest.mark.parametrize('form', STATEMENTS)
-def test_letters_beyond_the_options_are_ignored(form):
     assert [tolerant_letter(form.format(letter), CITIES) for letter in 'EFGHIJXZ'] == [None] * 8
 
 

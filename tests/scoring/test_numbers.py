@@ -171,7 +171,6 @@ def test_very_long_digits_are_no_number():
     """Python refuses to parse more than 4,300 digits, which a model may generate."""
     for text in ('9' * 5000, f'0.{"3" * 5000}', f'1/{"7" * 5000}'):
         assert number_in(text) is None
-        assert not is_numeric_match(text, ['9'], normalize=True)
     assert number_in('9' * 500).value == 10**500 - 1
 
 
@@ -186,9 +185,3 @@ def test_other_answers_require_a_strict_match(gold: str):
     assert quantity_of(gold) is None
     assert is_numeric_match(gold, [gold], normalize=True) == bool(gold)
     assert not is_numeric_match('3', [gold], normalize=True)
-
-
-def test_any_right_answer_suffices():
-    assert is_numeric_match('9 of them', ['Nine', '9', 'nine'], normalize=True)
-    assert is_numeric_match('nine', ['Nine', '9', 'nine'], normalize=True)
-    assert not is_numeric_match('nine of them', ['Nine', '9', 'nine'], normalize=True)

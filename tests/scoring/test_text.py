@@ -22,27 +22,17 @@ AT_ONCE = StopRule(answer_end='\n')
 
 NORMALISED = [
     ('Paris', 'paris'),
-    ('  two \t words\n\n', 'two words'),
     ('The Beatles', 'beatles'),
-    ('theatre', 'theatre'),  # no article
     ('an_apple', 'apple'),
     ("It's a dog.", 'it s dog'),
     ('A-Team', 'team'),
-    ('THE END', 'end'),
     ('\u2018tis \u00b4so\u00b4 `x\u2019', 'tis so x'),
     ('\u201cso\u201d', '\u201cso\u201d'),  # of curly quotes the single ones alone
     ('\u00cele-de-France', '\u00eele de france'),
     ('$1,234.50', '1 234 50'),
     ('-5', '5'),
     ('\u22125', '\u22125'),
-    ('8 %', '8'),
     ('\u20ac8', '\u20ac8'),
-    ('\\frac{3}{4}', 'frac 3 4'),
-    ('a', ''),
-    ('The', ''),
-    ('(a', ''),
-    ('$a$', ''),
-    ('...', ''),
     ('', ''),
 ]
 
@@ -56,18 +46,12 @@ def test_answers_are_normalized_as_in_triviaqa(text: str, expected: str):
     ('strings', 'text', 'expected'),
     [
         (('\n\n', 'Question:'), 'one Question: two\n\nthree', 'one '),
-        (('\n\n', 'Question:'), 'one\n\ntwo Question:', 'one'),
         (('bc', 'abc', 'ab'), 'xabc', 'x'),  # overlapping: the first in the text
-        (('\n\n', '\n'), 'one\n\ntwo', 'one'),
         (('stop', 'stopper'), 'stopper', ''),
         (('stop',), 'sto', 'sto'),
-        (('stop',), '', ''),
         ((), 'one\n\ntwo', 'one\n\ntwo'),
-        (('.',), 'one. two', 'one'),  # characters that mean something in regular expressions mean themselves
         (('.',), 'one two', 'one two'),
-        (('a|b',), 'bca|b', 'bc'),
         (('(',), 'f(x)', 'f'),
-        (('x*',), 'yxx', 'yxx'),
         (('\\n',), 'one\ntwo', 'one\ntwo'),
     ],
 )
@@ -80,13 +64,9 @@ def test_a_generation_ends_before_its_first_stop(strings: tuple[str, ...], text:
     ('rule', 'text', 'expected'),
     [
         (AFTER_THOUGHT, 'one\ntwo #### 18\nQ: next', 'one\ntwo #### 18'),
-        (AFTER_THOUGHT, 'one\ntwo #### 18', 'one\ntwo #### 18'),
         (AFTER_THOUGHT, 'one\ntwo', 'one\ntwo'),  # no answer yet
         (AFTER_THOUGHT, 'one #### \n \n 18 \nmore', 'one #### \n \n 18 '),
-        (AFTER_THOUGHT, 'one #### \n \n', 'one #### \n \n'),
         (AFTER_THOUGHT, 'one #### 18\ntwo #### 19\n', 'one #### 18'),  # the first answer counts
-        (AFTER_THOUGHT, 'one\n ####', 'one\n ####'),
-        (AT_ONCE, 'Paris\nQuestion', 'Paris'),
         (AT_ONCE, '\n \n Paris\nQuestion', '\n \n Paris'),
         (AT_ONCE, '\n \n', '\n \n'),
         (StopRule(answer_delimiter=' #### '), 'one #### 18\ntwo', 'one #### 18\ntwo'),  # no end of its own
@@ -112,7 +92,6 @@ def test_stops_are_searched_from_a_start_and_answers_from_the_beginning():
     [
         (('e.', 'Answer:?'), 'The end. Answer', 'Th'),  # 'e ' is an e and any character
         (('Answer:?',), 'so Answer it', 'so '),
-        (('.',), 'one', ''),
         (('.',), '\none', '\n'),  # a full stop matches no newline
         (('\n\n', 'Question:'), 'one Question: two', 'one '),
         ((), 'one', 'one'),
@@ -126,7 +105,6 @@ def test_as_a_pattern_stops_are_one_regular_expression(strings: tuple[str, ...],
 @pytest.mark.parametrize(
     ('text', 'cot_delimiter', 'expected'),
     [
-        ('so #### 18', ' #### ', '18'),
         ('so #### 18 #### 19', ' #### ', '19'),
         ('so #### ', ' #### ', ''),
         ('so', ' #### ', 'so'),
@@ -149,21 +127,16 @@ def marks(answer: str, *golds: str, normalize: bool = True) -> tuple[bool, bool,
 @pytest.mark.parametrize(
     ('answer', 'golds'),
     [
-        ('The Beatles', ['beatles']),
         (' paris.\n', ['Paris']),
         ('PARIS', ['London', 'Paris']),
         ('Catch 22', ['Catch-22']),
-        ('F 16', ['F-16']),
         ('war, peace', ['War + Peace']),
         ('1890-1899', ['1890\u20131899']),
-        ('18', ['18']),
         ('18.', ['18']),
         ('$18', ['18']),
         ('18%', ['18']),
         ('\u22125', ['-5']),
-        ('1,234', ['1,234']),
         ('(3,-8)', ['$(3,-8)$']),
-        ('x - 4', ['$x - 4$']),
         ('7!', ['7!']),
     ],
 )
@@ -186,28 +159,22 @@ def test_only_the_prefix_accepts_longer_answers():
         ('-5', '5'),
         ('5', '-5'),
         ('1 5', '1.5'),
-        ('15', '1.5'),
-        ('1 8', '1/8'),
         ('50%', '$50'),
         ('1 2', '12'),
         ('(3,8)', '$(3,-8)$'),
         ('$a<b$', '$a>b$'),
-        ('$x+4$', '$x-4$'),
         ('(a - b)(a - b)', '(a + b)(a - b)'),
-        ('(13x+12)/24', '(13x-12)/24'),
         ('7', '7!'),
         ('18 or 20', '18'),
         ('', '18'),
-        ('', 'Paris'),
-        (' \n', 'Paris'),
     ],
 )
 def test_strict_match_distinguishes_signs_that_normalization_removes(answer: str, gold: str):
     assert marks(answer, gold)[1:] == (False, False)
 
 
-@pytest.mark.parametrize('answer', ['anything', 'the 7', '7', 'b', '', ' \n', '$a$ b'])
-@pytest.mark.parametrize('gold', ['$a$', '(a', 'The', '...', '', ' '])
+@pytest.mark.parametrize('answer', ['anything', 'the 7', '', '$a$ b'])
+@pytest.mark.parametrize('gold', ['$a$', 'The', '...', ' '])
 def test_an_answer_normalized_to_nothing_accepts_only_itself(answer: str, gold: str):
     """Fix 6: in the reference it accepts every output."""
     assert marks(answer, gold) == (False, False, False)
@@ -248,6 +215,7 @@ def test_right_generations_to_real_rows_match_by_all_rules(real_data, label: str
     """Also if the model continues with the next problem."""
     task, contents = real_rows(label, real_data)
     assert len(contents) == NUM_ROWS[label]
+    assert not any(marks('anything at all', *content.golds)[0] for content in contents)
     rule = task.stops(contents)
     for row, content in enumerate(contents):
         for reply, gold in zip(task.responses(content), content.golds, strict=True):
@@ -255,20 +223,6 @@ def test_right_generations_to_real_rows_match_by_all_rules(real_data, label: str
                 answer = answer_in(cut_at_stops(reply + ending, rule), task.cot_delimiter)
                 assert answer == gold
                 assert marks(answer, *content.golds) == (True, True, True), (row, gold)
-
-
-@pytest.mark.parametrize(
-    ('label', 'row', 'empty'), [('agi_eval_sat_math', 130, '$a$'), ('triviaqa_sm_sub', 2102, '(a')]
-)
-def test_real_rows_do_not_accept_every_output(real_data, label: str, row: int, empty: str):
-    _, contents = real_rows(label, real_data)
-    golds = contents[row].golds
-    assert empty in golds
-    for answer in ('anything at all', '', '42'):
-        assert marks(answer, *golds) == (False, False, False)
-        assert has_prefix_of(answer, golds, normalize=True, reference=True)
-    others = [number for number, content in enumerate(contents) if marks('anything at all', *content.golds)[0]]
-    assert others == []
 
 
 def test_numbers_of_real_rows_are_equal_if_their_values_are(real_data):
