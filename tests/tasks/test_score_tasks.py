@@ -59,19 +59,13 @@ def score_of(
     ('text', 'tolerant', 'reference'),
     [
         ('The best answer is B', 'B', 'B'),
-        ('the best answer is (b).', 'B', 'B'),
         ('B', 'B', 'B'),
-        ('The best answer is: B', 'B', None),
         ('B\n', 'B', None),  # generations are not stripped first
         (' B', 'B', None),
         (r'The best answer is $\boxed{B}$', 'B', None),
-        ('deep blue', 'B', None),
         ('The best answer is C', 'C', 'C'),
         ('The best answer is D', None, None),  # there are three options
-        ('D', None, None),
-        ('I do not know.', None, None),
         ('', None, None),
-        ('The best answer is BA', None, None),
     ],
 )
 def test_letters_are_right_wrong_or_unparsed(text: str, tolerant: str | None, reference: str | None):
@@ -94,10 +88,9 @@ def test_scoring_is_by_letter_even_if_options_have_the_same_text():
     assert score_of('The best answer is blue', twice).answer is None  # it may be either
 
 
-@pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
 @pytest.mark.parametrize('dataset', ['mmlu_pro', 'math'])
-def test_generations_from_non_finite_logits_are_unscored(dataset: str, extraction: str):
-    found = score_of('The best answer is B', POSED, dataset, extraction=extraction, is_finite=False)
+def test_generations_from_non_finite_logits_are_unscored(dataset: str):
+    found = score_of('The best answer is B', POSED, dataset, is_finite=False)
     assert found == Score(value=None, reason=NON_FINITE_GENERATION)
 
 
@@ -113,7 +106,6 @@ SUM = Posed(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}')
         (r'$\boxed{0.25}$', '0.25', 0.0, None),
         ('It is 1/2', None, 0.0, UNPARSED),
         (r'So: $\boxed{}$', None, 0.0, UNPARSED),
-        ('', None, 0.0, UNPARSED),
     ],
 )
 @pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
@@ -241,23 +233,19 @@ def test_a_fix_table_replaces_gold_answers(write_jsonl, data_root, tmp_path):
     # with one box the reference asks no table
     two_boxes = {'problem': '1+1?', 'solution': r'$\boxed{2}$ and $\boxed{1+1}$'}
     write_jsonl('score/hendrycks_math/algebra.jsonl', [two_boxes])
+    default, other = data_root / 'score' / 'prompts' / 'to_be_fixed_questions.json', tmp_path / 'fixes.json'
 
     def golds(**keys: Any) -> set[str]:
         return {example.content.gold for example in task_of('math', **keys).read(data_root).examples}
 
-    def write(path: Path, content: Any) -> str:
-        path.write_text(json.dumps(content))
-        return str(path)
-
     assert golds() == {'2, 1+1'}
-    write(data_root / 'score' / 'prompts' / 'to_be_fixed_questions.json', [{'problem': '1+1?', 'answer': '3'}])
-    for extraction in ('tolerant', 'reference'):
-        assert golds(answer_extraction=extraction) == {'3'}
-    other = write(tmp_path / 'fixes.json', [{'problem': '1+1?', 'answer': '4'}, {'problem': 'x', 'answer': '5'}])
-    assert golds(fix_table=other) == {'4'}
-    for content in ({'1+1?': '4'}, [{'problem': '1+1?'}], [{'problem': '1+1?', 'answer': 4}], ['x']):
-        other = write(tmp_path / 'fixes.json', content)
+    default.write_text(json.dumps([{'problem': '1+1?', 'answer': '3'}]))
+    assert golds() == golds(answer_extraction='reference') == {'3'}
+    other.write_text(json.dumps([{'problem': '1+1?', 'answer': '4'}, {'problem': 'x', 'answer': '5'}]))
+    assert golds(fix_table=str(other)) == {'4'}
+    for content in ({'1+1?': '4'}, [{'problem': '1+1?', 'answer': 4}], ['x']):
+        other.write_text(json.dumps(content))
         with pytest.raises(ConfigError, match=r"fixes\.json.*'problem' and 'answer'"):
-            golds(fix_table=other)
+            golds(fix_table=str(other))
     with pytest.raises(ConfigError, match=r'nowhere\.json: '):
         golds(fix_table=str(tmp_path / 'nowhere.json'))

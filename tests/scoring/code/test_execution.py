@@ -74,13 +74,10 @@ def test_plain_values_are_copied_exactly(value):
     ('solution', 'passes'),
     [
         ('    import collections\n    return collections.Counter({"a": 2})\n', True),  # as in one process
-        ('    import collections\n    return collections.OrderedDict(a=2)\n', True),
         ('    class Mine(dict):\n        pass\n    return Mine(a=2)\n', True),
-        ('    return {"a": 2.0}\n', True),
         ('    return {"a": True + 1}\n', True),
         ('    return [("a", 2)]\n', False),
         ('    return object()\n', False),
-        ('    return {"a": 2}.items()\n', False),
     ],
 )
 def test_subclasses_become_their_base_types(solution: str, passes: bool):
@@ -111,7 +108,6 @@ def test_the_test_may_use_what_the_prompt_defines():
         ('    class Own(KeyError):\n        pass\n    raise Own()\n', 'KeyError in a call'),
         ('    import sys\n    sys.exit(3)\n', 'SystemExit in a call'),
         ('    return undefined\n', 'NameError in a call'),
-        ('    return 1\nimport no_such_module\n', 'ModuleNotFoundError before the first call'),
         ('    return 1\nimport numpy\n', 'ModuleNotFoundError before the first call'),  # the same everywhere
         ('    return )\n', 'SyntaxError before the first call'),
         ('    import os\n    os._exit(0)\n', 'the program ended before its test did'),
@@ -197,7 +193,6 @@ def test_a_cpp_function_may_have_a_library_name():
     [
         ('  return nothing;\n}\n', 'does not compile'),
         ('  int* p = 0; return *p;\n}\n', 'the program ended before its test did'),
-        ('  throw 1;\n}\n', 'the program ended before its test did'),
         ('  return 2;\n}\n', 'the result of a call is not the expected one'),
     ],
 )
