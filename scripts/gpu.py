@@ -41,8 +41,6 @@ for folder in ('tests', 'tests/integration', 'scripts/bench'):
 import fsdp_worker
 import networks
 import recorded_cases
-import test_generation_parity
-import test_parity
 import tiny
 from composer.utils import dist
 from contenders import load_all, running
@@ -110,7 +108,7 @@ def published(options: Options) -> Path:
 
 def parity(options: Options) -> Figures:
     """Compare log-probabilities, choices and generations with the recordings."""
-    for model in test_parity.MODELS:
+    for model in recorded_cases.MODELS:
         for dtype in (FP32, BF16):
             with autocast(options, dtype), tempfile.TemporaryDirectory() as folder:
                 yield score_parity(options, model, dtype, Path(folder))
@@ -122,7 +120,7 @@ def score_parity(options: Options, model: str, dtype: str, folder: Path) -> tupl
     layout = probe(language_model, vocabulary=len(recorded_cases.encoder(model).tokenizer), longest=200).layout
     errors, same = [], []
     for case in options.cases(recorded_cases.recorded(model)):
-        planned = test_parity.plan_case(model, case, published(options), folder, layout)
+        planned = recorded_cases.plan_case(model, case, published(options), folder, layout, truncation='reference')
         outputs = networks.run(language_model, planned.batches)
         results = {case['rows'][key.row]: result for key, result in planned.results(outputs.values()).items()}
         for item in case['items']:
@@ -141,19 +139,19 @@ def score_parity(options: Options, model: str, dtype: str, folder: Path) -> tupl
 
 def generation_parity(options: Options, model: str, dtype: str, folder: Path) -> tuple[bool, str]:
     recorded = recorded_cases.recorded(f'generation_{model}')
-    language_model = fixture(options, model, hidden_token_id=recorded['tokenizer']['pad_tok_id'])
+    language_model = fixture(options, model, hidden_token_id=recorded['pad_token_id'])
     tokenizer = recorded_cases.encoder(model).tokenizer
     decoder = GenerationDecoder(tokenizer, end_ids(tokenizer, language_model.model, reference=True))
     generator = TextGenerator(language_model, decoder)
     generator.layout = probe_generation(generator, vocabulary=len(tokenizer), longest=200).layout
     same, must = [], []
     for case in options.cases(recorded):
-        planned = test_generation_parity.plan_case(model, case, published(options), folder)
+        planned = recorded_cases.plan_case(model, case, published(options), folder, semantics='reference')
         texts = {one.key: one for batch in planned.continuous_batches for one in generator.run(batch)}
         for key, result in planned.results(texts.values()).items():
             item = next(item for item in case['items'] if item['row'] == case['rows'][key.row])
             text, wanted = (result.text, 'before_stop') if 'before_stop' in item else (texts[key].text, 'output')
-            same.append(test_generation_parity.digest(text) == item[wanted])
+            same.append(recorded_cases.digest(text) == item[wanted])
             must.append(item['margin'] > LEAD[dtype])
     wrong = sum(needed and not equal for needed, equal in zip(must, same, strict=True))
     return wrong == 0, (

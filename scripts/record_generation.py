@@ -6,21 +6,18 @@ As `record_reference.py`, for the cases of `tests/fixtures/generation_cases.yaml
 file per model, `tests/fixtures/reference/generation_{model}.json`, holds numbers, row numbers and digests, and no text
 of the data:
 
-    model, model_sha256, versions, tokenizer, batch_size
+    model, model_sha256, versions, pad_token_id
     cases[]
         name, path, rows, task, metrics     as in record_reference.py
         max_new_tokens                      as llm-foundry gives it to generate()
-        padding_size                        tokens that every prompt is padded or truncated to, on the left
         items[]
             row
             mark            1 if correct, else 0
             num_tokens      generated tokens up to and including the first eos, or all of the row if there is none
             eos             1 if there is one
             margin          the least, over these tokens, of the chosen token's logit minus the next best
-            first_ids       the first 12 of them
             output          sha256 of the text, as eval_forward returned it
             before_stop     sha256 of that text up to the first stop as re.split finds it; only in cases with stops
-            cut             1 if re.split found one; only in cases with stops
             cleaned         sha256 of what the metric compared with the cleaned labels
             prompt_length   tokens, left padding removed
             prompt          sha256 of these tokens as little-endian int32
@@ -33,7 +30,7 @@ With stops they do. Each stop string has its own criterion, which ends the batch
 occurred in every row, including those that have reached eos. Until then a row continues past its own stop, maybe to
 eos, and different strings in different rows do not end the batch. The string is searched in the text of the last
 tokens, one more than it has itself: at the first step all but one of them belong to the prompt. So `num_tokens`, `eos`,
-`margin` and `output` depend on the batch of `batch_size` consecutive rows. `before_stop` and `cleaned` do not, unless a
+`margin` and `output` depend on the batch of 8 consecutive rows. `before_stop` and `cleaned` do not, unless a
 stop has another meaning as a regular expression: re.split gets the stops joined by "|", not escaped.
 
 Every text starts with a space that eval_forward puts there, unless the tokenizer makes " a" one token.
@@ -47,11 +44,9 @@ from typing import Any
 
 import torch
 from composer import Callback, Logger, State
-from record_reference import BATCH_SIZE, build_model, case_metrics, evaluate, model_record, record_models, write_subset
+from record_reference import build_model, case_metrics, evaluate, model_record, record_models, write_subset
 from recording import digest
 from transformers import LogitsProcessor, LogitsProcessorList
-
-NUM_FIRST_IDS = 12
 
 
 class MarginProcessor(LogitsProcessor):
@@ -121,7 +116,6 @@ class GenerationRecorder(Callback):
             'num_tokens': num_tokens,
             'eos': int(met_eos),
             'margin': float(f'{margin:.4g}'),
-            'first_ids': ids[: min(num_tokens, NUM_FIRST_IDS)],
         }
 
 
@@ -129,8 +123,7 @@ def stop_record(text: str, stops: list[str] | None) -> dict[str, Any]:
     """Return where the metric truncates the text, by the metric's own expression."""
     if not stops:
         return {}
-    before, *others = re.split('|'.join(stops), text)
-    return {'before_stop': digest(before), 'cut': int(len(others) > 0)}
+    return {'before_stop': digest(re.split('|'.join(stops), text)[0])}
 
 
 def prompt_record(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
@@ -158,13 +151,12 @@ def record_model(config: dict[str, Any], model_folder: Path, data_root: Path, te
                 'task': case['task'],
                 'metrics': case_metrics(case, evaluation.logged),
                 'max_new_tokens': data_set.base_batch['generation_kwargs']['max_new_tokens'],
-                'padding_size': data_set.padding_size,
                 'items': [{'row': row, **item} for row, item in items],
             }
         )
         print(f'{case["name"]:32} {len(chosen):2} items', flush=True)
     evaluation.trainer.close()
-    return {**model_record(model_folder, evaluation), 'batch_size': BATCH_SIZE, 'cases': records}
+    return {**model_record(model_folder, evaluation), 'cases': records}
 
 
 if __name__ == '__main__':

@@ -8,18 +8,17 @@ script only looks at the batches and outputs. One file per model, `tests/fixture
 and row numbers and no text of the data:
 
     model, model_sha256, versions
-    tokenizer       pad_tok_id (as llm-foundry derives it), bos_token_id, eos_token_id, prefix_space, empty_ids
+    pad_token_id    as llm-foundry derives it
     cases[]
         name        unique
         path        data file below the data root
         rows        0-based line numbers in it; llm-foundry got only these lines, in this order
         task        the task's YAML keys (num_fewshot is a list of one), without dataset_uri
         metrics     what Composer logged, key to value
-        items[]     row; category if the task has them; losses and num_tokens (an entry per choice); prediction, and
+        items[]     row; losses and num_tokens (an entry per choice); prediction, and
                     gold for multiple_choice and schema (both are indices of choices), or
-                    matches and margin for language_modeling (prediction is 1 if correct; matches has a 0 or 1 per
-                    continuation token; margin is the least, over these, of the target's logit minus the best other)
-        prompts[]   for the first items: row, category, and choices[] of {shared, ids, start}. The sequence is the first
+                    matches for language_modeling (prediction is 1 if correct; a 0 or 1 per continuation token)
+        prompts[]   for the first items: row, and choices[] of {shared, ids, start}. The sequence is the first
                     `shared` tokens of the first choice's sequence, then `ids`; the continuation is what lies at index
                     `start` and after
     gauntlet        categories, averages and runs[]: the keys a run adds or changes, and the composites it gives
@@ -135,7 +134,7 @@ class BatchRecorder(Callback):
                 item['prediction'] = int(results['selected_choice_idx'][index])
             else:
                 item['prediction'] = int(results['result'][index])
-                item['matches'], item['margin'] = scores[start]['matches'], scores[start]['margin']
+                item['matches'] = scores[start]['matches']
             item['losses'] = [score['loss'] for score in scores[start:end]]
             item['num_tokens'] = [len(score['matches']) for score in scores[start:end]]
             self.items[label].append(item)
@@ -149,14 +148,11 @@ class BatchRecorder(Callback):
 
 
 def score_sequence(logits: torch.Tensor, labels: torch.Tensor, span: torch.Tensor) -> dict[str, Any]:
-    """Return loss, argmax matches and margin of a continuation; labels are shifted left by one, as by Composer."""
+    """Return loss and argmax matches of a continuation; labels are shifted left by one, as by Composer."""
     logits, targets = logits[span - 1], labels[span - 1]
-    chosen = logits.gather(1, targets[:, None])[:, 0]
-    others = logits.scatter(1, targets[:, None], -torch.inf).amax(dim=-1)
     return {
         'loss': short(functional.cross_entropy(logits, targets).item()),
         'matches': (logits.argmax(dim=-1) == targets).int().tolist(),
-        'margin': float(f'{(chosen - others).min().item():.4g}'),
     }
 
 
@@ -194,13 +190,12 @@ def case_record(case: dict[str, Any], chosen: list[int], rows: list[Row], record
         groups[row['category'] if has_categories else None].append(index)
     for category in sorted(groups, key=str):
         label = case['name'] if category is None else f'{case["name"]}/{category}'
-        group = {} if category is None else {'category': category}
         num_prompts = NUM_PROMPTS if category is None else NUM_PROMPTS_PER_CATEGORY
         recorded = zip(groups[category], recorder.items[label], recorder.sequences[label], strict=True)
         for position, (index, item, sequences) in enumerate(recorded):
-            items.append({'row': index, **group, **item})
+            items.append({'row': index, **item})
             if position < num_prompts:
-                prompts.append({'row': index, **group, 'choices': prompt_record(sequences)})
+                prompts.append({'row': index, 'choices': prompt_record(sequences)})
     return {
         'name': case['name'],
         'path': case['path'],
@@ -229,7 +224,6 @@ class Evaluation:
     """A finished evaluation of a model by llm-foundry; `logged` are Composer's metrics by key."""
 
     trainer: Trainer
-    tokenizer: PreTrainedTokenizerBase
     evaluators: list[Evaluator]
     logged: dict[str, float]
 
@@ -267,7 +261,7 @@ def evaluate(
     )
     trainer.eval(eval_dataloader=evaluators)
     logged = {key: short(float(logger.data[key][-1][1])) for key in logger_keys}
-    return Evaluation(trainer=trainer, tokenizer=tokenizer, evaluators=evaluators, logged=logged)
+    return Evaluation(trainer=trainer, evaluators=evaluators, logged=logged)
 
 
 def case_metrics(case: dict[str, Any], logged: dict[str, float]) -> dict[str, float]:
@@ -275,19 +269,12 @@ def case_metrics(case: dict[str, Any], logged: dict[str, float]) -> dict[str, fl
 
 
 def model_record(model_folder: Path, evaluation: Evaluation) -> dict[str, Any]:
-    """Return the head of a fixture: the model, the versions and the tokenizer."""
-    data_set, tokenizer = evaluation.evaluators[0].dataloader.dataloader.dataset, evaluation.tokenizer
+    """Return the head of a fixture: the model, the versions and the padding token."""
     return {
         'model': model_folder.name,
         'model_sha256': digest((model_folder / 'model.safetensors').read_bytes()),
         'versions': versions('llm-foundry', 'mosaicml', 'torch', 'transformers', 'tokenizers', 'datasets'),
-        'tokenizer': {
-            'pad_tok_id': data_set.pad_tok_id,
-            'bos_token_id': tokenizer.bos_token_id,
-            'eos_token_id': tokenizer.eos_token_id,
-            'prefix_space': data_set.prefix_space,
-            'empty_ids': tokenizer('')['input_ids'],
-        },
+        'pad_token_id': evaluation.evaluators[0].dataloader.dataloader.dataset.pad_tok_id,
     }
 
 

@@ -5,38 +5,27 @@
 Runs in the environment of `requirements/reference.txt`. The tasks are lm-eval's own, with its prompt files, 0-shot and
 without a chat template. Only two things are replaced: `datasets.load_dataset` returns the rows of the files below the
 SCORE root that `tests/fixtures/score_cases.yaml` lists, and the model's generations are those of
-`tests/score_generations.py`, a function of the prompt and the seed. To compare with the recorded ones, record into
-another folder.
+`tests/score_generations.py`. To compare with the recorded ones, record into another folder.
 
 One file per dataset, `tests/fixtures/score/{mmlu_pro,agieval,math}.json`, holds numbers, row numbers and digests, and
 no text of the data. A sha256 is of the UTF-8 text, in hex; a digest is its first 16 digits:
 
     dataset, versions
     sources         sha256 of the data files and of lm-eval's prompt templates and fix table
-    rows            file below the SCORE root to 0-based line numbers; lm-eval got only these lines, in this order
     tasks[]         option_order, prompt and non_greedy; the first is not there for MATH
         name        lm-eval's
         variants    option_order: the labels that the gold option is moved to; prompt: numbers of the ten prompts;
                     non_greedy: the seeds 1 to 5
-        generation_kwargs   as lm-eval gives them to the model
-        chat        messages that the model's chat template gets, {role, content}; 'prompt' is the item's, unchanged
         items[]     in the order of files and rows
             file, row
             gold        the gold letter, by the row's index; MATH: digest of what lm-eval takes for gold
-            golds       option_order: the correct letter in each variant
             prompts     sha256, one per variant; non_greedy: one
-            replies     digests, one per variant
-            answers     what lm-eval extracts from each: itself if it is '' or one to three of A-Z and 0-9, else
-                        'sha256:' and a digest. MATH: null without a box, '' for an empty one, else a digest
+            answers     what lm-eval extracts from each generation: itself if it is '' or one to three of A-Z and 0-9,
+                        else 'sha256:' and a digest. MATH: null without a box, '' for an empty one, else a digest
             correct     1 or 0, one per variant
-        runs[]      one, or one per seed
-            seed        0 for greedy generations
-            metrics     task or group to {metric: value}, as lm-eval reports them: accuracies are rounded to 4 places
-                        in each task, and a group's are means of these weighted by the number of prompts
-            unrounded   the accuracies before rounding, a group's made of unrounded ones
-            num_docs    task to its number of prompts
-        summary     non_greedy: what non_greedy_summarizer.py reports, over all rows and not rounded: consistency_rate
-                    and seed_N_accuracy, which is not by category in MMLU-Pro either
+        accuracies  by variant, before rounding: MMLU-Pro's over categories, else the mean over files weighted by
+                    their numbers of prompts
+        consistency_rate    as lm-eval reports it; non_greedy: as non_greedy_summarizer.py does, over all rows
 
 Rows. MMLU-Pro and MATH are as in their files. AGIEval's files are upstream's v1 and lm-eval reads the form of
 hails/agieval-*, which is derived from them: query is the passage, then `Q: `, the question, ` Answer Choices: `, the
@@ -65,6 +54,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -74,7 +64,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / 'tests'))
 
 import datasets
 import numpy as np
-import score_generations
 import yaml
 from lm_eval.api.group import Group
 from lm_eval.api.instance import Instance
@@ -87,12 +76,13 @@ from lm_eval.tasks import TaskManager, score
 from lm_eval.tasks.score import non_greedy_summarizer
 from lm_eval.tasks.score.math import math_grader
 from recording import FIXTURES, SCORE_ROOT, Row, digest, read_lines, versions, write_fixture
-from score_generations import CannedReplies, Question
+from score_generations import reply
 
 SCORE_TASKS = Path(next(iter(score.__path__)))
 CASES = yaml.safe_load((FIXTURES / 'score_cases.yaml').read_text('utf-8'))
 ABSENT_TASKS = ('logiqa_en',)
 SEEDS = (1, 2, 3, 4, 5)
+RATES = {'option_order': 'options_consistency_rate', 'prompt': 'consistency_rate'}
 LONGEST_SECONDS = 4.0  # for a symbolic comparison, which lm-eval aborts after 10
 LIMIT = 300_000
 
@@ -113,16 +103,6 @@ class DataSet:
         rows = self.rows[self.sources[path, name]]
         rows = [hails_row(row) for row in rows] if self.name == 'agieval' else rows
         return dict.fromkeys(('test', 'validation'), datasets.Dataset.from_list(rows))
-
-    def questions(self) -> Iterator[Question]:
-        """Yield the questions to make canned replies to."""
-        fixes = json.loads((SCORE_TASKS / 'math' / 'to_be_fixed_questions.json').read_text('utf-8'))
-        answers = {fix['problem']: fix['answer'] for fix in fixes}
-        for row in (row for rows in self.rows.values() for row in rows):
-            if self.name == 'math':
-                yield score_generations.math_question(row, answers)
-            else:
-                yield getattr(score_generations, f'{self.name}_question')(row)
 
 
 def read_data_set(name: str, root: Path) -> DataSet:
@@ -151,22 +131,17 @@ def hails_row(row: Row) -> Row:
 
 
 class CannedModel(LM):
-    """A model with the canned generations of one seed. Its chat template is the messages as JSON."""
+    """A model with the canned generations of one seed."""
 
-    def __init__(self, replies: CannedReplies, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()
-        self.replies, self.seed = replies, seed
+        self.seed = seed
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return a generation per request; there are no stops."""
         del disable_tqdm
         assert all(request.args[1]['until'] == [] for request in requests)
-        return [self.replies.reply(request.args[0], self.seed) for request in requests]
-
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return the messages as JSON."""
-        del add_generation_prompt
-        return json.dumps(chat_history)
+        return [reply(request.args[0], *question_of(request.doc), self.seed) for request in requests]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Raise an error: SCORE does not use it."""
@@ -175,6 +150,11 @@ class CannedModel(LM):
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Raise an error: SCORE does not use it."""
         raise NotImplementedError
+
+
+def question_of(doc: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the gold answer and the options."""
+    return (doc['answer'], []) if 'solution' in doc else (doc['options'][doc['answer_index']], doc['options'])
 
 
 def load_tasks(data_set: DataSet, name: str) -> dict[str, Any]:
@@ -193,19 +173,6 @@ def load_tasks(data_set: DataSet, name: str) -> dict[str, Any]:
         task.set_config(key='num_fewshot', value=0)
         task.set_fewshot_seed(seed=0)
     return loaded
-
-
-def chat_record(loaded: dict[str, Any], model: CannedModel, prompts: dict[str, list[str]]) -> list[dict[str, str]]:
-    """Return the messages of a request with a chat template, which must be equal for all requests except the prompt."""
-    found = set()
-    for name, task in loaded['tasks'].items():
-        task.build_all_requests(apply_chat_template=True, chat_template=model.apply_chat_template)
-        for request, prompt in zip(task.instances, prompts[name], strict=True):
-            messages = json.loads(request.args[0])
-            assert [message['content'] for message in messages] == [prompt]
-            found.add(tuple(message['role'] for message in messages))
-    (roles,) = found
-    return [{'role': role, 'content': 'prompt'} for role in roles]
 
 
 def outcome(sample: dict[str, Any]) -> tuple[str | None, str, int]:
@@ -228,67 +195,30 @@ def answer_record(answer: str | None, is_math: bool) -> str | None:
     return ('' if is_math else 'sha256:') + digest(answer)[:16]
 
 
-def item_record(perturbation: str, runs: list[list[dict[str, Any]]], is_math: bool) -> dict[str, Any]:
+def item_record(runs: list[list[dict[str, Any]]], is_math: bool) -> dict[str, Any]:
     """Return what one row gave: a list per run of the samples of its prompts."""
-    samples = [sample for run in runs for sample in run]
-    outcomes = [outcome(sample) for sample in samples]
-    doc = samples[0]['doc']
-    golds = {}
-    if perturbation == 'option_order':
-        golds = {'golds': ''.join(gold for _, gold, _ in outcomes)}
+    outcomes = [outcome(sample) for run in runs for sample in run]
+    doc = runs[0][0]['doc']
     original = doc.get('original_answer_index', doc.get('answer_index'))
     return {
         'gold': digest(doc['answer'])[:16] if is_math else 'ABCDEFGHIJ'[original],
-        **golds,
         'prompts': [digest(sample['arguments'][0][0]) for sample in runs[0]],
-        'replies': [digest(sample['filtered_resps'][0])[:16] for sample in samples],
         'answers': [answer_record(answer, is_math) for answer, _, _ in outcomes],
         'correct': [correct for _, _, correct in outcomes],
     }
 
 
-def unrounded_accuracies(loaded: dict[str, Any], results: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the accuracies of all tasks and of the group, by lm-eval's own functions without the rounding."""
-    found: dict[str, dict[str, float]] = {}
+def unrounded(loaded: dict[str, Any], samples: dict[str, Any], metric: str) -> float:
+    """Return an accuracy over all tasks, by lm-eval's own functions without the rounding."""
+    values = []
     with mock.patch.object(np, 'round', lambda value, _: value):
         for name, task in loaded['tasks'].items():
-            samples = results['samples'][name]
-            found[name] = {
-                metric: float(function([sample[metric] for sample in samples if metric in sample]))
-                for metric, function in task.aggregation().items()
-                if 'accuracy' in metric
-            }
-    sizes = [len(results['samples'][name]) for name in loaded['tasks']]
-    for group in loaded['groups']:
-        metrics = next(iter(found.values()))
-        found[group] = {
-            metric: aggregate_subtask_metrics([found[name][metric] for name in loaded['tasks']], sizes)
-            for metric in metrics
-        }
-    return found
+            values.append(float(task.aggregation()[metric]([one[metric] for one in samples[name] if metric in one])))
+    return aggregate_subtask_metrics(values, [len(samples[name]) for name in loaded['tasks']])
 
 
-def own_metrics(results: dict[str, Any]) -> dict[str, Any]:
-    """Return lm-eval's metrics without the name of their filter, and without standard errors."""
-    kept = {key.removesuffix(',none'): value for key, value in results.items() if key.endswith(',none')}
-    return {key: value for key, value in kept.items() if not key.endswith('_stderr')}
-
-
-def run_record(loaded: dict[str, Any], results: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Return the metrics of one evaluation."""
-    return {
-        'seed': seed,
-        'metrics': {
-            name: {key: float(value) for key, value in own_metrics(metrics).items()}
-            for name, metrics in results['results'].items()
-        },
-        'unrounded': unrounded_accuracies(loaded, results),
-        'num_docs': {name: len(samples) for name, samples in results['samples'].items()},
-    }
-
-
-def summarize(data_set: DataSet, samples: list[dict[str, Any]]) -> dict[str, float]:
-    """Return what lm-eval's summariser makes of the five runs' logs."""
+def summarized_rate(data_set: DataSet, samples: list[dict[str, Any]]) -> float:
+    """Return the consistency rate that lm-eval's summariser makes of the five runs' logs."""
     with tempfile.TemporaryDirectory() as folder:
         for seed, tasks in zip(SEEDS, samples, strict=True):
             tracker = EvaluationTracker(output_path=str(Path(folder, f'seed_{seed}')))
@@ -303,22 +233,20 @@ def summarize(data_set: DataSet, samples: list[dict[str, Any]]) -> dict[str, flo
             non_greedy_summarizer.main()
         (path,) = Path(folder).glob('*_results_*.json')
         (results,) = json.loads(path.read_text('utf-8'))['results'].values()
-    return own_metrics(results)
+    return results['consistency_rate,none']
 
 
-def task_record(data_set: DataSet, perturbation: str, replies: CannedReplies) -> dict[str, Any]:
+def task_record(data_set: DataSet, perturbation: str) -> dict[str, Any]:
     """Return the fixture's entry of one of the eight tasks: one evaluation, or one per seed."""
     name = f'score_{perturbation}_robustness_{data_set.name}'
     seeds = SEEDS if perturbation == 'non_greedy' else (0,)
-    evaluations, runs = [], []
+    macro = 'macro_' if data_set.name == 'mmlu_pro' else ''
+    evaluations, accuracies = [], {}
     for seed in seeds:
         loaded = load_tasks(data_set, name)
-        results = evaluate(CannedModel(replies, seed), loaded, bootstrap_iters=0)
+        results = evaluate(CannedModel(seed), loaded, bootstrap_iters=0)
         evaluations.append(results['samples'])
-        runs.append(run_record(loaded, results, seed))
-    (kwargs,) = {json.dumps(task.config.generation_kwargs) for task in loaded['tasks'].values()}
-    prompts = {task: [sample['arguments'][0][0] for sample in evaluations[0][task]] for task in loaded['tasks']}
-    chat = chat_record(loaded, CannedModel(replies, 0), prompts)
+        accuracies[seed] = partial(unrounded, loaded, results['samples'])
     items, variants = [], list(SEEDS)
     for task, file in zip(loaded['tasks'], files_of(loaded, data_set), strict=True):
         count = len(evaluations[0][task]) // len(data_set.numbers[file])
@@ -327,12 +255,16 @@ def task_record(data_set: DataSet, perturbation: str, replies: CannedReplies) ->
             variants = [sample['doc'][key] for sample in evaluations[0][task][:count]]
         for index, number in enumerate(data_set.numbers[file]):
             samples = [run[task][index * count : (index + 1) * count] for run in evaluations]
-            item = item_record(perturbation, samples, data_set.name == 'math')
+            item = item_record(samples, data_set.name == 'math')
             items.append({'file': file, 'row': number, **item})
-    record = {'name': name, 'variants': variants, 'generation_kwargs': json.loads(kwargs), 'chat': chat}
-    record |= {'items': items, 'runs': runs}
     if perturbation == 'non_greedy':
-        record['summary'] = summarize(data_set, evaluations)
+        by_variant = {seed: unrounded_of(f'non_greedy_{macro}accuracy') for seed, unrounded_of in accuracies.items()}
+        rate = summarized_rate(data_set, evaluations)
+    else:
+        metric = f'{{}}_{macro}accuracy' if perturbation == 'prompt' else f'per_option_{macro}accuracy_{{}}'
+        by_variant = {variant: accuracies[0](metric.format(variant)) for variant in variants}
+        rate = results['results'][name][f'{RATES[perturbation]},none']
+    record = {'name': name, 'variants': variants, 'items': items, 'accuracies': by_variant, 'consistency_rate': rate}
     print(f'{name}: {len(items)} rows, {sum(len(item["correct"]) for item in items)} replies', flush=True)
     return record
 
@@ -345,15 +277,13 @@ def files_of(loaded: dict[str, Any], data_set: DataSet) -> list[str]:
 
 def data_set_record(data_set: DataSet, root: Path) -> dict[str, Any]:
     """Return the fixture of one dataset."""
-    replies = CannedReplies(data_set.questions())
     assets = {path.name: digest(path.read_bytes()) for path in sorted((SCORE_TASKS / data_set.folder).glob('*.json'))}
     with mock.patch.object(datasets, 'load_dataset', data_set.load_dataset), watched_time():
-        tasks = [task_record(data_set, perturbation, replies) for perturbation in data_set.perturbations]
+        tasks = [task_record(data_set, perturbation) for perturbation in data_set.perturbations]
     return {
         'dataset': data_set.name,
         'versions': versions('lm_eval', 'datasets', 'sympy', 'antlr4-python3-runtime'),
         'sources': {**{file: digest((root / file).read_bytes()) for file in data_set.numbers}, **assets},
-        'rows': data_set.numbers,
         'tasks': tasks,
     }
 

@@ -13,16 +13,14 @@ options as shown, so that the same prompt has the same generation.
     math_equal[]    earlier, later, 1 if equal; for all pairs of answers in the cases, without null
     cases[]
         data_set, perturbation
-        questions[]     file, row, category, own (the gold's label), answers by variant; MATH: credits by variant too
+        questions[]     file, row, own (the gold's label), answers by variant
         consistency_rate    of all files: mean over them weighted by number of prompts; non_greedy: the summarizer's
-        by_file, overall    accuracy by variant as a file's task and the group log it
-        micro               non_greedy: the share of correct answers by variant, as the summarizer has it
 """
 
 import argparse
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,7 +39,6 @@ SEEDS = range(1, 6)
 MODULES = {'mmlu_pro': utils_mmlu_pro, 'agieval': utils_agieval, 'math': utils_math}
 FILES = {'mmlu_pro': [None], 'agieval': ['aqua-rat', 'sat-en', 'lsat-ar'], 'math': ['algebra', 'geometry']}
 SIZES = {'mmlu_pro': (3, 4, 4, 9, 10), 'agieval': (5,), 'math': (4,)}  # numbers of options
-LABELS = {'mmlu_pro': LETTERS, 'agieval': 'ABCD'}
 CONSISTENCY = {'prompt': 'consistency_rate', 'option_order': 'options_consistency_rate'}
 MATH_ANSWERS = (None, '', '5', '5.0', '500', '0.05', '\\frac12', '0.5', '50\\%', 'x', 'x=4', '4', '(1,2)', '1,2', '2,1')
 PIECES = (
@@ -115,82 +112,43 @@ def variants_of(data_set: str, perturbation: str, questions: list[dict[str, Any]
 
 
 def run_case(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a case of the fixture: its questions with the answers, and lm-eval's metrics of them."""
+    """Return a case of the fixture: its questions with the answers, and lm-eval's consistency rate of them."""
     files: dict[str, list[dict[str, Any]]] = {}
     for doc in docs:
         files.setdefault(doc['file'], []).append(doc)
-    case = {'data_set': data_set, 'perturbation': perturbation, 'questions': [], 'by_file': {}}
-    rates, sizes, responses, correct = [], [], [], {}
-    for file, own in files.items():
-        logged, accuracies, answers = run_file(data_set, perturbation, own)
-        case['by_file'][file] = accuracies
-        case['questions'] += questions_of(data_set, perturbation, own, answers)
-        sizes.append(len(own))
+    questions, rates, responses = [], [], []
+    for own in files.values():
+        answers, rate = run_file(data_set, perturbation, own)
+        questions += questions_of(data_set, perturbation, own, answers)
+        rates.append(rate)
         if perturbation == 'non_greedy':
-            for seed in SEEDS:
-                correct.setdefault(f'non_greedy:{seed}', []).extend(right(data_set, given) for given in logged[seed])
-            responses += [[logged[seed][place][1] for seed in SEEDS] for place in range(len(own))]
-        else:
-            rates.append(logged['consistency'])
-    names = next(iter(case['by_file'].values()))
-    case['overall'] = {
-        name: aggregate_subtask_metrics([of[name] for of in case['by_file'].values()], sizes) for name in names
-    }
+            responses += [[answers[place, f'non_greedy:{seed}'] for seed in SEEDS] for place in range(len(own))]
     if perturbation == 'non_greedy':
-        rate = 'calculate_math_consistency_rate' if data_set == 'math' else 'calculate_consistency_rate'
-        case['consistency_rate'] = getattr(non_greedy_summarizer, rate)(responses)
-        case['micro'] = {name: sum(values) / len(values) for name, values in correct.items()}
+        name = 'calculate_math_consistency_rate' if data_set == 'math' else 'calculate_consistency_rate'
+        rate = getattr(non_greedy_summarizer, name)(responses)
     else:
-        case['consistency_rate'] = aggregate_subtask_metrics(rates, sizes)
-    return case
+        rate = aggregate_subtask_metrics(rates, [len(own) for own in files.values()])
+    return {'data_set': data_set, 'perturbation': perturbation, 'questions': questions, 'consistency_rate': rate}
 
 
-def right(data_set: str, given: tuple[Any, ...]) -> bool:
-    """Return whether an answer is correct, as the summarizer compares them."""
-    _, answer, gold, _ = given
-    return bool(math_equal(answer, gold)) if data_set == 'math' else answer == gold
-
-
-def run_file(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> tuple[Any, dict[str, float], dict]:
-    """Return what a task logs of one file: consistency or entries by seed, accuracy by variant; answers by place."""
-    module = MODULES[data_set]
+def run_file(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> tuple[dict, float | None]:
+    """Return the answers of one file by place and variant, and the rate that its task logs, if it does."""
+    module, answers, logged = MODULES[data_set], {}, []
     if perturbation == 'non_greedy':
-        entries, accuracies, answers = {}, {}, {}
         name = 'non_greedy_macro_accuracy' if data_set == 'mmlu_pro' else 'non_greedy_accuracy'
         for seed in SEEDS:
-            texts = [generation_for(doc, seed) for doc in docs]
-            process = module.non_greedy_robustness_process_results
-            entries[seed] = [process(doc, [text])[name] for doc, text in zip(docs, texts, strict=True)]
-            accuracies[f'non_greedy:{seed}'] = float(getattr(module, name)(entries[seed]))
-            answers |= {(place, f'non_greedy:{seed}'): entry[1] for place, entry in enumerate(entries[seed])}
-        return entries, accuracies, answers
-    logged: dict[str, list[Any]] = {}
-    answers = {}
+            for place, doc in enumerate(docs):
+                found = module.non_greedy_robustness_process_results(doc, [generation_for(doc, seed)])
+                answers[place, f'non_greedy:{seed}'] = found[name][1]
+        return answers, None
     process = getattr(module, 'process_results', None) or getattr(module, f'{perturbation}_robustness_process_results')
     for place, doc in enumerate(docs):
-        entries = process(doc, [generation_for(doc, 0)])
-        for key, entry in entries.items():
-            logged.setdefault(key, []).append(entry)
-        entry = entries[CONSISTENCY[perturbation]]
+        entry = process(doc, [generation_for(doc, 0)])[CONSISTENCY[perturbation]]
+        logged.append(entry)
         answers[place, variant_of(perturbation, doc)] = entry[1] if data_set == 'math' else entry[2]
     rate = {'prompt': 'prompt_consistency_rate', 'option_order': 'options_consistency_rate'}[perturbation]
     rate = 'math_prompt_consistency_rate' if data_set == 'math' else rate
-    accuracies = {
-        variant: float(accuracy(logged[key])) for variant, key, accuracy in accuracies_of(data_set, perturbation)
-    }
-    return {'consistency': getattr(module, rate)(logged[CONSISTENCY[perturbation]])}, accuracies, answers
-
-
-def accuracies_of(data_set: str, perturbation: str) -> Iterator[tuple[str, str, Callable[[list], float]]]:
-    """Yield variant, the metric's key and its function."""
-    module, macro = MODULES[data_set], 'macro_' if data_set == 'mmlu_pro' else ''
-    if perturbation == 'prompt':
-        for number in range(10):
-            yield f'prompt:{number}', f'{number}_{macro}accuracy', getattr(module, f'per_prompt_accuracy_{number}')
-    else:
-        for label in LABELS[data_set]:
-            function = getattr(module, f'per_option_{macro}accuracy_{label.lower()}')
-            yield f'option_order:{label}', f'per_option_{macro}accuracy_{label}', function
+    return answers, getattr(module, rate)(logged)
 
 
 def variant_of(perturbation: str, doc: Mapping[str, Any]) -> str:
@@ -205,7 +163,6 @@ def questions_of(data_set: str, perturbation: str, docs: list[dict[str, Any]], a
         entry = found.setdefault(doc.get('row', 0) if 'row' in doc else doc['question_id'], {
             'file': doc['file'] or None,
             'row': doc['row'],
-            'category': doc['category'],
             'own': LETTERS[doc.get('original_answer_index', doc['answer_index'])],
             'answers': {},
         })  # fmt: skip
@@ -215,8 +172,6 @@ def questions_of(data_set: str, perturbation: str, docs: list[dict[str, Any]], a
         entry['answers'][variant] = answer
         if perturbation == 'option_order' and len(doc['options']) == 5 and data_set == 'agieval':
             entry['answers']['option_order:E'] = 'E'
-        if data_set == 'math':
-            entry.setdefault('credits', {})[variant] = int(math_equal(answer, doc['answer']))
     return list(found.values())
 
 

@@ -69,14 +69,12 @@ SLOW = [
     'scoring/test_mathematics_wrong',
     'scoring/test_text',
     'test_bench',
-    'test_docs_code',
     'test_extending',
     'test_generation_parity',
     'test_gpu',
     'test_invariance',
     'test_ls',
     'test_packaging',
-    'test_same_text',
     'test_score',
     'test_score_elsewhere',
 ]
@@ -94,7 +92,6 @@ LONGEST = [
     'scoring/test_mathematics_reference',
     'engine/test_probe',
     'integration/test_resume',
-    'test_same_text',
     'test_score_parity',
 ]
 

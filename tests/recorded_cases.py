@@ -1,19 +1,25 @@
-"""The fixture models, what was recorded of llm-foundry 0.22.0 with them, and tasks over a few rows for them."""
+"""The fixture models, what was recorded of llm-foundry 0.22.0 with them, and its tasks over their recorded rows.
+
+Real rows are read from ../shared/data; the fixtures hold only numbers, row numbers and digests.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from paths import FIXTURES
 
 from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.engine.plan import STREAM
 from llmfoundry_gauntlet.evaluation.inputs import load_data
-from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation, prepare_evaluation
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.tasks.encode import Encoder
+
+MODELS = ('rotary_bos', 'alibi_pad_eos')
 
 
 @functools.cache
@@ -35,15 +41,19 @@ def network(model: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(FIXTURES / 'models' / model).eval()
 
 
-def lines_of(path: Path, rows: Sequence[int]) -> list[str]:
-    lines = path.read_text(encoding='utf-8').split('\n')
-    return [lines[row] for row in rows]
+def digest(data: str | bytes) -> str:
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
-def prepare(
-    model: str, task: dict[str, Any], lines: Iterable[str], folder: Path, **settings: Any
-) -> PreparedEvaluation:
-    """Prepare a task with its `max_seq_len` over these lines of its file."""
-    (folder / 'rows.jsonl').write_text(''.join(f'{line}\n' for line in lines), encoding='utf-8')
-    values = {'tasks': [{**task, 'dataset_uri': 'rows.jsonl'}], 'data_root': str(folder), **settings}
-    return prepare_evaluation(load_data(decode_settings(values)), encoder(model), max_seq_len=task['max_seq_len'])
+def plan_case(
+    model: str, case: dict[str, Any], data_root: Path, folder: Path, layout: str = STREAM, **settings: Any
+) -> PlannedEvaluation:
+    """Plan the task of a recorded case over its rows, with the categories that it gives them."""
+    lines, names = (data_root / case['path']).read_text('utf-8').split('\n'), case.get('categories')
+    rows = [json.loads(lines[row]) for row in case['rows']]
+    rows = [{**row, 'category': names[place % len(names)]} for place, row in enumerate(rows)] if names else rows
+    (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    values = {'tasks': [{**case['task'], 'dataset_uri': 'rows.jsonl'}], 'data_root': str(folder), **settings}
+    data = load_data(decode_settings(values))
+    prepared = prepare_evaluation(data, encoder(model), max_seq_len=case['task']['max_seq_len'])
+    return plan_evaluation(prepared, tokens_per_batch=4096, layout=layout)

@@ -1,259 +1,114 @@
-"""Canned generations for SCORE's prompts: a fixed function of the prompt and the seed, so that no model is needed.
+r"""Canned generations for SCORE's prompts, so that no model is needed: `reply(prompt, gold, options, seed)`.
 
-`scripts/record_score.py` gives them to lm-eval, and our tests give them to our pipeline. A `Question` is what the
-replies know of a row: its text as it stands in prompts, the right answer and the options. `CannedReplies(questions)
-.reply(prompt, seed)` finds the question that the prompt asks, picks an answer and puts it into one of many forms, all
-by SHA-256. The seed is 0 where replies are greedy. Answers to a question mostly agree, so that rates are neither 0 nor
-1. After a change here the fixtures must be recorded again.
+`scripts/record_score.py` gives them to lm-eval, and our tests give them to our pipeline. Each picks an answer and puts
+it into one of many forms, by random numbers that are a function of its arguments. Answers to a question mostly agree,
+so that rates are neither 0 nor 1. After a change here the fixtures must be recorded again.
+
+In a form, @V is the answer (of multiple choice a letter), @v the same in lower case, @O the option's text, @W a wrong
+value, and @E the prompt's last line.
 """
 
-import hashlib
+import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 LETTERS = 'ABCDEFGHIJ'
-
-# Of multiple choice. @L is the letter, @l the same in lower case, @O the option's text, @E the prompt's last line.
-READABLE = (
-    *['The best answer is @L'] * 6,
-    *['The best answer is @L.'] * 6,
-    *['Let us think.\n\nThe best answer is @L'] * 4,
-    *['The best answer is (@L).'] * 2,
-    *['@L'] * 5,
-    'The best answer is [@L]',
-    'the best answer is @l',
-    'THE BEST ANSWER IS @L!',
-    'So: The best answer is **@L**.',
-    'The best answer is @L) @O',
-    'The best answer is @L\nas shown above.',
-    'The best answer is @L.\n\n',
-    "The best answer is '@L'.",
-    'The best answer is @L because of the rest.',
-    'The best answer is K? No. The best answer is @L.',
-    'The best answer is @L\r\n',
-    '@l',
+# The usual forms and the odd ones, most of which have no answer.
+OF_LETTERS = (
+    (
+        *('The best answer is @V', 'The best answer is @V.', 'Let us think.\n\nThe best answer is @V') * 4,
+        *('@V', '@v', 'the best answer is @v', 'THE BEST ANSWER IS @V!', 'So: The best answer is **@V**.'),
+        *(
+            'The best answer is (@V).',
+            'The best answer is [@V]',
+            "The best answer is '@V'.",
+            'The best answer is @V) @O',
+        ),
+        *('The best answer is @V\nas shown above.', 'The best answer is @V.\n\n', 'The best answer is @V\r\n'),
+        *('The best answer is @V because of the rest.', 'The best answer is K? No. The best answer is @V.'),
+    ),
+    (
+        *('@V\n', ' @V', '(@V)', '@V.', '@V: @O', '@O', '', '\n', '@E', 'I do not know.', 'My best answer is @V'),
+        *('the  best answer is @V', 'The best answer is  @V', 'The best answer is: @V', 'The best answer is:\n@V'),
+        *('The best answer is\n@V', 'The best answer is', 'The best answer is ', 'The best answer is $\\boxed{@V}$'),
+        *('The best answer is option @V', 'The best answer is @V)@O', 'The best answer is @V\tfor sure'),
+        *('The best answer is @V\u00a0now', 'The best answer is @V or the best answer is not.'),
+        *('The best answer is Z', 'The best answer is 3', 'The best answer is IV.'),
+        'The best answer is \u0130',  # its lower case is an i and a combining dot, so it is read as I
+    ),
 )
-ODD = (
-    '@L\n',
-    ' @L',
-    '(@L)',
-    '@L.',
-    '@L: @O',
-    '@O',
-    'My best answer is @L',
-    'the  best answer is @L',
-    'The best answer is: @L',
-    'The best answer is:\n@L',
-    'The best answer is\n@L',
-    'The best answer is  @L',
-    'The best answer is $\\boxed{@L}$',
-    'The best answer is option @L',
-    'The best answer is',
-    'The best answer is ',
-    'The best answer is @L)@O',
-    'The best answer is @L\tfor sure',
-    'The best answer is @L\u00a0now',
-    'The best answer is \u0130',  # its lower case is an i and a combining dot, so it is read as I
-    'The best answer is @L or the best answer is not.',
-    'The best answer is @L. Is the best answer is right?',
-    'The best answer is Z',
-    'The best answer is 3',
-    'The best answer is IV.',
-    'I do not know.',
-    '',
-    '\n',
-    '@E',
-)
-
-# Of MATH. @V is the value, @W a wrong one.
-BOXED = (
-    *['The final answer is: $\\boxed{@V}$'] * 8,
-    *['We find @V.\nThe final answer is: $\\boxed{@V}$.'] * 3,
-    '\\boxed{@V}',
-    'The final answer is: $\\boxed{ @V }$\n\n',
-    'Is it $\\boxed{@W}$? No. The final answer is: $\\boxed{@V}$',
-    'The final answer is: $\\boxed{\\boxed{@V}}$',
-    'The final answer is: $\\boxed{@V}$ (or \\fbox{3})',
-    'The final answer is: $$\\boxed{@V}.$$ Check: {@W}',
-)
-UNBOXED = (
-    'The final answer is: $\\boxed{@V}$ or $\\boxed{@W}$',
-    'The final answer is: $\\boxed{@V',
-    'The final answer is: $\\boxed @V$',
-    'The final answer is: $\\boxed {@V}$',
-    'The final answer is: $\\fbox{@V}$',
-    'The final answer is: $\\boxed{}$',
-    'The final answer is: $\\boxed{@V}$\n\\boxed',
-    'The final answer is: @V',
-    'x = \\boxed{x = @V}',
-    '',
-    '@E',
+OF_MATHEMATICS = (
+    (
+        *('The final answer is: $\\boxed{@V}$', 'We find @V.\nThe final answer is: $\\boxed{@V}$.') * 4,
+        *('\\boxed{@V}', 'The final answer is: $\\boxed{ @V }$\n\n', 'The final answer is: $\\boxed{\\boxed{@V}}$'),
+        *('Is it $\\boxed{@W}$? No. The final answer is: $\\boxed{@V}$', 'It is $\\boxed{@V}$ (or \\fbox{3})'),
+        'The final answer is: $$\\boxed{@V}.$$ Check: {@W}',
+    ),
+    (
+        *('The final answer is: $\\boxed{@V}$ or $\\boxed{@W}$', 'It is $\\boxed{@V}$\n\\boxed', '', '@E'),
+        *('It is $\\boxed{@V', 'It is $\\boxed @V$', 'It is $\\boxed {@V}$', 'It is $\\fbox{@V}$', 'It is $\\boxed{}$'),
+        *('The final answer is: @V', 'x = \\boxed{x = @V}'),
+    ),
 )
 WRONG = ('0', '-1', '7', '12', '\\frac{1}{3}', '\\sqrt{2}', 'x+1', '(1,2)', '[0,1)', '\\text{none}', '2\\pi', 'None')
-WHOLE = (
-    '@G.0',
-    '@G.00',
-    ' @G ',
-    '@G\\%',
-    '\\$@G',
-    '@G\\text{ cm}',
-    '@G^\\circ',
-    '{@G}',
-    '(@G)',
-    'x=@G',
-    '@G00',
-    '0@G',
-    '\\text{@G}',
-    '\\frac{@G}{1}',
-    '@G+0',
-    '@G apples',
+# Other forms of a right value.
+OF_NUMBERS = (
+    *('@V.0', '@V.00', ' @V ', '@V\\%', '\\$@V', '@V\\text{ cm}', '@V^\\circ', '{@V}', '(@V)', 'x=@V', '@V00', '0@V'),
+    *('\\text{@V}', '\\frac{@V}{1}', '@V+0', '@V apples', '@V.00001'),
 )
-OTHER = (' @G ', '(@G)', '\\left(@G\\right)', '\\text{@G}', '@G\\,', '1\\cdot @G', 'y=@G', '@G.', '@G\\text{ units}')
+OF_OTHERS = (
+    ' @V ',
+    '(@V)',
+    '\\left(@V\\right)',
+    '\\text{@V}',
+    '@V\\,',
+    '1\\cdot @V',
+    'y=@V',
+    '@V.',
+    '@V\\text{ units}',
+)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """The question of a row. MATH has no options."""
-
-    text: str
-    gold: str
-    options: tuple[str, ...] = ()
-
-
-def mmlu_pro_question(row: Mapping[str, Any]) -> Question:
-    """Return the question in a row of mmlu_pro_test.jsonl."""
-    return Question(text=row['question'], gold=row['options'][row['answer_index']], options=tuple(row['options']))
-
-
-def agieval_question(row: Mapping[str, Any]) -> Question:
-    """Return the question in a row of agieval_v1, after its passage, without the labels of its options."""
-    text = f'{row["passage"]}Q: {row["question"]}' if row['passage'] else row['question']
-    options = tuple(option[3:] for option in row['options'])
-    return Question(text=text, gold=options[LETTERS.index(row['label'])], options=options)
-
-
-def math_question(row: Mapping[str, Any], fixes: Mapping[str, str]) -> Question:
-    """Return the question in a row of hendrycks_math, with the gold of its solution's boxes or of the fix table."""
-    boxes = dict.fromkeys(box_contents(row['solution']))
-    return Question(text=row['problem'], gold=fixes.get(row['problem'], ', '.join(boxes)))
-
-
-def box_contents(text: str) -> list[str]:
-    """Return the content of each outermost box with matching braces."""
-    found, end = [], 0
-    for start in (match.end() for match in re.finditer(r'\\boxed\{', text)):
-        if start < end:
-            continue
-        depth, end = 1, start
-        while depth:
-            depth += {'{': 1, '}': -1}.get(text[end], 0)
-            end += 1
-        found.append(text[start : end - 1])
-    return found
-
-
-class CannedReplies:
-    """Canned generations for prompts about some questions."""
-
-    def __init__(self, questions: Iterable[Question]) -> None:
-        self.questions = sorted(questions, key=lambda question: -len(question.text))
-
-    def reply(self, prompt: str, seed: int = 0) -> str:
-        """Return the generation for a prompt. Raise ValueError if it asks none of the questions."""
-        question = self.question_of(prompt)
-        rolls = Rolls(f'{seed}\n{prompt}')
-        habits = Rolls(question.text + question.gold)
-        share_of_gold = (0.9, 0.9, 0.55, 0.2)[habits.below(4)]
-        roll = rolls.share()
-        if question.options:
-            return choice_reply(question, prompt, roll, share_of_gold, rolls=rolls, habits=habits)
-        return math_reply(question, prompt, roll, share_of_gold, rolls=rolls, habits=habits)
-
-    def question_of(self, prompt: str) -> Question:
-        """Return the question with the longest text that is in the prompt with all of its options."""
-        for question in self.questions:
-            if question.text in prompt and all(f': {option}' in prompt for option in question.options):
-                return question
-        raise ValueError(f'the prompt asks none of the {len(self.questions)} questions: {prompt[:200]!r}')
-
-
-class Rolls:
-    """Numbers drawn in sequence from the SHA-256 of a text."""
-
-    def __init__(self, text: str) -> None:
-        digest = hashlib.sha256(text.encode()).digest()
-        self.numbers = [int.from_bytes(digest[start : start + 4], 'big') for start in range(0, 32, 4)]
-
-    def below(self, limit: int) -> int:
-        """Return a number from 0 to limit - 1."""
-        return self.numbers.pop(0) % limit
-
-    def share(self) -> float:
-        """Return a number from 0 to 1."""
-        return self.numbers.pop(0) / 2**32
-
-    def choose(self, values: Sequence[str]) -> str:
-        return values[self.below(len(values))]
-
-
-def choice_reply(
-    question: Question, prompt: str, roll: float, share_of_gold: float, *, rolls: Rolls, habits: Rolls
-) -> str:
-    """Return mostly the gold option or the question's favourite wrong one, mostly in a form that can be parsed."""
-    favourite = habits.choose(question.options)
+def reply(prompt: str, gold: str, options: Sequence[str] = (), seed: int = 0) -> str:
+    """Return the generation for a prompt on a question with this gold answer. Mathematics has no options."""
+    habits, draw = random.Random(f'{gold} {sorted(options)}'), random.Random(f'{seed}\n{prompt}')
+    share_of_gold, roll = habits.choice((0.9, 0.9, 0.55, 0.2)), draw.random()
+    favourite, other = habits.choice(sorted(options or WRONG)), draw.choice(sorted(options or WRONG))
     if roll < share_of_gold:
-        option = question.gold
-    elif roll < 0.6 + 0.4 * share_of_gold:
-        option = favourite
+        answer = gold if options or roll < 0.6 * share_of_gold else draw.choice(other_forms(gold))
     else:
-        option = rolls.choose(question.options)
-    form = rolls.choose(READABLE if rolls.share() < 0.8 else ODD)
-    letter = letter_of(option, prompt, len(question.options))
-    return (
-        form.replace('@L', letter)
-        .replace('@l', letter.lower())
-        .replace('@O', option)
-        .replace('@E', prompt.rsplit('\n', 1)[-1])
-    )
+        answer = favourite if roll < 0.6 + 0.4 * share_of_gold else other
+    values = {
+        'V': letter_of(answer, prompt) if options else answer,
+        'O': answer,
+        'W': other,
+        'E': prompt.rsplit('\n', 1)[-1],
+    }
+    values['v'] = values['V'].lower()
+    usual, odd = OF_LETTERS if options else OF_MATHEMATICS
+    form = draw.choice(usual if draw.random() < 0.8 else odd)
+    return re.sub('@([A-Za-z])', lambda found: values[found[1]], form)
 
 
-def letter_of(option: str, prompt: str, num_options: int) -> str:
-    """Return the first letter of the option in the prompt."""
-    for letter in LETTERS[:num_options]:
-        if f'\n{letter}: {option}\n' in f'{prompt}\n':
-            return letter
-    raise ValueError(f'the prompt does not offer {option!r}')
-
-
-def math_reply(
-    question: Question, prompt: str, roll: float, share_of_gold: float, *, rolls: Rolls, habits: Rolls
-) -> str:
-    """Return mostly the gold value, possibly in another form, or the favourite wrong one; mostly in a box."""
-    favourite, wrong = habits.choose(WRONG), rolls.choose(WRONG)
-    if roll < 0.6 * share_of_gold:
-        value = question.gold
-    elif roll < share_of_gold:
-        value = rolls.choose(other_forms(question.gold))
-    elif roll < 0.6 + 0.4 * share_of_gold:
-        value = favourite
-    else:
-        value = wrong
-    form = rolls.choose(BOXED if rolls.share() < 0.8 else UNBOXED)
-    return form.replace('@E', prompt.rsplit('\n', 1)[-1]).replace('@V', value).replace('@W', wrong)
+def letter_of(option: str, prompt: str) -> str:
+    """Return the first letter of the option in the prompt. Raise StopIteration if it is not there."""
+    return next(letter for letter in LETTERS if f'\n{letter}: {option}\n' in f'{prompt}\n')
 
 
 def other_forms(gold: str) -> list[str]:
     """Return ways to write a value, most of them equal to it."""
-    forms = [form.replace('@G', gold) for form in (WHOLE if gold.isdecimal() else OTHER)]
+    forms = [form.replace('@V', gold) for form in (OF_NUMBERS if gold.isdecimal() else OF_OTHERS)]
     if gold.isdecimal():
-        forms += [f'{int(gold):,}', f'{int(gold) / 100}', f'\\frac{{{2 * int(gold)}}}{{2}}', f'{int(gold)}.00001']
-    if fraction := re.fullmatch(r'\\d?frac\{(\d+)\}\{(\d+)\}', gold):
-        above, below = fraction.groups()
-        forms = [f'{above}/{below}', f'\\dfrac{{{above}}}{{{below}}}', f'\\tfrac{{{above}}}{{{below}}}']
-        forms += [f'{int(above) / int(below):.6f}', f'\\frac {{{above}}} {{{below}}}', f'\\frac{above}{below}']
-        forms += [f'{100 * int(above) / int(below)}', f'\\frac{{{2 * int(above)}}}{{{2 * int(below)}}}', f'({gold})']
+        return [*forms, f'{int(gold):,}', f'{int(gold) / 100}', f'\\frac{{{2 * int(gold)}}}{{2}}']
     if ',' in gold:
         forms += [','.join(gold.split(',')[::-1]), gold.replace(',', ', '), gold.replace(',', ' and ')]
+    if found := re.fullmatch(r'\\d?frac\{(\d+)\}\{(\d+)\}', gold):
+        above, below = map(int, found.groups())
+        forms += [
+            f'{above}/{below}',
+            f'\\tfrac{{{above}}}{{{below}}}',
+            f'\\frac {above}{below}',
+            f'{above / below:.6f}',
+        ]
+        forms += [f'\\frac{{{2 * above}}}{{{2 * below}}}', f'{100 * above / below}']
     return forms

@@ -1,95 +1,334 @@
-"""The documentation names existing code, links and options, and its site loads nothing from elsewhere."""
+"""The code, commands, names and links in the documentation work, and its site loads nothing from elsewhere.
+
+A block that cannot be run has `<!-- not run: reason -->` on the line before it: its commands are checked and its Python
+is compiled all the same. `title="name"` in the first line of a block writes it to that file.
+"""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import json
 import os
 import pkgutil
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
-from docs_blocks import PAGES, TEXTS, blocks_of, inline_code
+from command_line import run_cli
+from markdown_it import MarkdownIt
+from omegaconf import OmegaConf
 from paths import ROOT
+from recorded_runs import copy_run
 
 from llmfoundry_gauntlet.cli import app
-from llmfoundry_gauntlet.config.settings import EvaluationSettings
+from llmfoundry_gauntlet.config.settings import EvaluationSettings, decode_settings
 from llmfoundry_gauntlet.config.tasks import SETTINGS, TaskSpec
 from llmfoundry_gauntlet.config.training import TrainConfig
+from llmfoundry_gauntlet.evaluation.suite import load_gauntlet, load_suite
 
-LINK = re.compile(r'\]\(([^)#\s]+)(?:#([\w-]+))?\)')
-TEXT = (ROOT / 'docs' / 'extending.md').read_text('utf-8').partition('## The path of an item')[2]
-NAMES = sorted(set(re.findall(r'`([a-z_]+(?:\.\w+)+)`', TEXT)) - {'results.json'})
-PACKAGES = sorted(set(re.findall(r'`([a-z]+)`', ''.join(line for line in TEXT.splitlines() if line.startswith('| `')))))
-TESTS = sorted(set(re.findall(r'`(tests/[\w/]+\.py)`', TEXT)))
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_names_in_the_architecture_exist(name: str):
-    pkgutil.resolve_name(f'llmfoundry_gauntlet.{name}')
-
-
-def test_the_architecture_lists_every_package():
-    folder = ROOT / 'llmfoundry_gauntlet'
-    there = {path.stem for path in folder.iterdir() if path.suffix == '.py' or (path / '__init__.py').is_file()}
-    assert set(PACKAGES) == there - {'__init__', '__main__'}
+PACKAGE = ROOT / 'llmfoundry_gauntlet'
+PAGES = sorted((ROOT / 'docs').glob('*.md'))
+TEXTS = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *PAGES]
+TROUBLE, EXTENDING = ROOT / 'docs' / 'troubleshooting.md', ROOT / 'docs' / 'extending.md'
+COMMANDS: Any = typer.main.get_command(app)
+LANGUAGES = {'', 'bash', 'json', 'python', 'text', 'toml', 'yaml'}
+SYSTEM = {'.', 'composer', 'export', 'git', 'pre-commit', 'python3.11', 'ulimit'}  # whose arguments are not checked
+UNKNOWN = '...'  # stands for any text in a message
 
 
-def test_tests_in_the_architecture_exist():
-    assert len(TESTS) > 10
-    assert [name for name in TESTS if not (ROOT / name).is_file()] == []
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block; `line` is the line of its text in the page, from 1."""
+
+    page: Path
+    line: int
+    language: str
+    title: str | None
+    text: str
+    is_run: bool
+
+    @property
+    def place(self) -> str:
+        return f'{self.page.name}:{self.line}'
 
 
-def test_the_files_in_extending_exist():
-    page = (ROOT / 'docs' / 'extending.md').read_text('utf-8')
-    changes = [line for line in page.splitlines() if re.match(r'\| (a|an|models|clusters) .*`', line)]
-    assert len(changes) >= 10
-    for change in changes:
-        names = re.findall(r'`((?:[\w.]+/)+[\w.]*|\w+\.py)`', change)
-        assert names
-        for name in names:
-            assert (ROOT / name).exists() or (ROOT / 'llmfoundry_gauntlet' / name).exists(), name
+@cache
+def tokens_of(page: Path) -> list[Any]:
+    return MarkdownIt().enable('table').parse(page.read_text('utf-8'))
 
 
-def heads_of(page: Path) -> set[str]:
-    """Return the anchors of a page's headings."""
+def blocks_of(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page, in order."""
+    blocks = []
+    for before, token in pairwise([None, *tokens_of(page)]):
+        if token.type == 'fence':
+            language, _, rest = token.info.strip().partition(' ')
+            title = re.search('title="(.+?)"', rest)
+            is_marked = before is not None and re.fullmatch('<!-- not run: (.+?) -->', before.content.strip())
+            keys = {'page': page, 'line': token.map[0] + 2, 'language': language, 'text': token.content}
+            blocks.append(Block(**keys, title=title and title[1], is_run=not is_marked))
+    return blocks
+
+
+def inline_code(page: Path) -> list[str]:
+    """Return the inline code of a page, with single spaces."""
+    parts = [part for token in tokens_of(page) for part in token.children or ()]
+    return [' '.join(part.content.split()) for part in parts if part.type == 'code_inline']
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Return the words of each command; `&&` and `|` end a command, `>` and what follows are dropped."""
+    found: list[list[str]] = []
+    for line in text.replace('\\\n', ' ').splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars='&|;>')
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ';']:
+            if word not in ('&&', '|', ';'):
+                words.append(word)
+                continue
+            if words:
+                found.append(words[: words.index('>')] if '>' in words else words)
+            words = []
+    return found
+
+
+BLOCKS = [block for page in TEXTS for block in blocks_of(page)]
+each_page = pytest.mark.parametrize('page', TEXTS, ids=lambda page: page.name)
+
+
+def each_block(*languages: str) -> Any:
+    blocks = [block for block in BLOCKS if block.language in languages]
+    return pytest.mark.parametrize('block', blocks, ids=lambda block: block.place)
+
+
+def test_all_blocks_are_in_a_checked_language():
+    assert {block.place: block.language for block in BLOCKS if block.language not in LANGUAGES} == {}
+    assert len(BLOCKS) > 40
+
+
+def command_of(words: list[str]) -> tuple[Any, list[str]]:
+    """Return the subcommand of `gauntlet` that the words name, and the words after its name."""
+    command, rest = COMMANDS, list(words)
+    while hasattr(command, 'commands') and rest and not rest[0].startswith('-'):
+        assert rest[0] in command.commands, f'there is no command {rest[0]!r}'
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command, rest
+
+
+def check_command(words: list[str]) -> None:
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    program, rest = words[0].removeprefix('.venv/bin/'), words[1:]
+    files = [word for word in words if word.startswith(('scripts/', 'yamls/', 'requirements/'))]
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+    if program == 'composer' and '-m' in rest:
+        program, rest = 'gauntlet', rest[rest.index(PACKAGE.name) + 1 :]
+    if program == 'gauntlet':
+        command, rest = command_of(rest)
+        if rest or command is not COMMANDS:  # which prints an introduction
+            command.make_context(command.name, list(rest))
+    elif program == 'make':
+        targets = re.findall(r'^([\w-]+):', (ROOT / 'Makefile').read_text(), re.MULTILINE)
+        assert {word for word in rest if '=' not in word} <= set(targets)
+    elif program == 'python':
+        script = (ROOT / rest[0]).read_text()
+        assert [word for word in rest[1:] if word.startswith('--') and f"'{word}'" not in script] == []
+    elif program == 'pip':
+        for extras in re.findall(r'llmfoundry-gauntlet\[([\w,-]+)\]', ' '.join(rest)):
+            assert set(extras.split(',')) <= set(project['optional-dependencies'])
+    else:
+        assert program in SYSTEM, program
+
+
+@each_block('bash')
+def test_commands_and_their_options_exist(block: Block):
+    assert commands_of(block.text)
+    for words in commands_of(block.text):
+        check_command(words)
+
+
+@each_page
+def test_inline_commands_have_the_options_they_name(page: Path):
+    for text in inline_code(page):
+        found = re.fullmatch(r'(?:\.venv/bin/)?gauntlet ([a-z-].*)', text)
+        if found is None or '{' in text:
+            continue
+        command, rest = command_of(re.sub(r'[\[\]]|\.\.\.', ' ', found[1]).split())
+        options = {name for parameter in (*command.params, *COMMANDS.params) for name in parameter.opts}
+        assert {word for word in rest if word.startswith('--')} <= options | {'--help'}, text
+
+
+def check_yaml(block: Block) -> None:
+    """Decode a YAML block by its top keys."""
+    from llmfoundry_gauntlet.composer.loggers import LOGGERS, check
+
+    values: Any = OmegaConf.to_container(OmegaConf.create(block.text))
+    assert set(values) <= {'icl_tasks', 'eval_gauntlet', 'score', 'callbacks', 'loggers'}
+    if 'icl_tasks' in values:
+        assert load_suite(values['icl_tasks']).tasks
+    if 'eval_gauntlet' in values:
+        assert load_gauntlet(values['eval_gauntlet']).categories
+    if 'score' in values:
+        assert len(load_suite(None, None, values['score']).tasks) == len(values['score'])
+    for name, entry in values.get('callbacks', {}).items():
+        settings = decode_settings(entry)
+        if name == 'eval_gauntlet':
+            load_suite(settings.tasks, settings.gauntlet, settings.score)
+    for name, entry in values.get('loggers', {}).items():
+        assert check('loggers', LOGGERS, name, entry) == []
+
+
+@each_block('json', 'python', 'yaml')
+def test_blocks_parse(block: Block, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    if block.language == 'yaml':
+        check_yaml(block)
+    elif block.language == 'python':
+        compile(block.text, block.place, 'exec')
+    else:
+        rows = block.text.splitlines() if block.title else [block.text]
+        assert all(isinstance(json.loads(row), dict) for row in rows)
+
+
+@pytest.fixture(scope='module')
+def recorded(tiny_llamas: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Evaluate a tiny model."""
+    from llmfoundry_gauntlet import evaluate
+
+    out = tmp_path_factory.mktemp('recorded') / 'run'
+    task = {'label': 'copa', 'dataset_uri': 'commonsense_reasoning/copa.jsonl', 'num_fewshot': [0]}
+    tasks = [{**task, 'icl_task_type': 'multiple_choice'}]
+    evaluate(tiny_llamas / 'plain', tasks=tasks, data_root=ROOT / 'eval_data', out=out)
+    return out
+
+
+@pytest.fixture
+def place(tiny_llamas: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Provide a working directory with what pages assume: the project's files, a model, and runs."""
+    for name in ('yamls', 'eval_data'):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / 'MODEL').symlink_to(tiny_llamas / 'plain')
+    for name in ('baseline', 'candidate', 'a', 'b', 'c'):
+        shutil.copytree(recorded, tmp_path / 'runs' / name)
+    for batch in (0, 1400):
+        copy_run(recorded, tmp_path / 'runs/demo/gauntlet' / f'ba{batch}', batch=batch)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@each_page
+def test_code_of_a_page_runs(page: Path, place: Path):
+    names: dict[str, Any] = {'__name__': '__main__'}
+    if page.name == 'README.md':  # which assumes a model
+        import torch
+
+        from llmfoundry_gauntlet.composer.models import composer_model, open_model
+
+        with open_model('MODEL') as source:
+            names['model'] = composer_model(source.load(torch.device('cpu')), source.tokenizer)
+    for block in blocks_of(page):
+        if block.title is not None:
+            Path(block.title).write_text(block.text)
+        if block.is_run and block.language == 'python':
+            exec(compile('\n' * (block.line - 1) + block.text, page, 'exec'), names)  # lines as in the page
+        for words in commands_of(block.text) if block.is_run and block.language == 'bash' else ():
+            assert words[0] == 'gauntlet', f'{block.place}: {words[0]} is not run here; say so before the block'
+            assert run_cli(*words[1:]) == 0, f'{block.place}: {" ".join(words)}'
+
+
+SESSIONS = [
+    (block.place, *session.split('\n', 1))
+    for block in blocks_of(TROUBLE)
+    for session in re.split(r'^\$ ', block.text, flags=re.MULTILINE)[1:]
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('block', 'command', 'lines'), SESSIONS)
+def test_commands_print_what_troubleshooting_shows(
+    block: str, command: str, lines: str, place: Path, gauntlet: Callable[..., Any], caplog: pytest.LogCaptureFixture
+):
+    for one in blocks_of(TROUBLE):
+        if one.title is not None:
+            Path(one.title).write_text(one.text)
+    [words] = commands_of(command)
+    status, out, err = gauntlet(*words[1:])
+    assert status in (1, 2) or 'error: ' not in lines
+    for line in lines.splitlines():
+        pattern = '.*'.join(re.escape(part.strip()) for part in line.split(UNKNOWN))
+        assert re.search(pattern, out + err + caplog.text), err
+
+
+def texts_of(path: Path) -> list[str]:
+    """Return every string of a module, with UNKNOWN for what is formatted into it."""
+    texts = []
+    for node in ast.walk(ast.parse(path.read_text('utf-8'))):
+        if isinstance(node, ast.JoinedStr):
+            parts = [str(part.value) if isinstance(part, ast.Constant) else UNKNOWN for part in node.values]
+            texts.append(''.join(parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(re.sub(r'%[sdg]|%\.\d[a-z]|{}', UNKNOWN, node.value))
+    return texts
+
+
+def test_messages_in_troubleshooting_exist_in_the_package():
+    messages = re.findall(r'^\| `(.+?)` \|', TROUBLE.read_text('utf-8'), re.MULTILINE)
+    program = '\n'.join(text for path in PACKAGE.rglob('*.py') for text in texts_of(path))
+    for message in (one for one in messages if UNKNOWN in one or ' ' in one):
+        parts = [part.strip() for part in message.split(UNKNOWN) if len(part.strip()) > 7]
+        assert parts, message
+        assert [part for part in parts if part not in program] == []
+
+
+def test_names_packages_and_files_in_extending_exist():
+    text = EXTENDING.read_text('utf-8')
+    item = text.partition('## The path of an item')[2]
+    for name in set(re.findall(r'`([a-z_]+(?:\.\w+)+)`', item)) - {'results.json'}:
+        pkgutil.resolve_name(f'{PACKAGE.name}.{name}')
+    packages = re.findall(r'`([a-z]+)`', ''.join(line for line in item.splitlines() if line.startswith('| `')))
+    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == '.py' or (path / '__init__.py').is_file()}
+    assert set(packages) == there - {'__init__', '__main__'}
+    rows = [line for line in text.splitlines() if re.match(r'\| (a|an|models|clusters) .*`|\|.*`tests/', line)]
+    files = re.findall(r'`((?:[\w.]+/)+[\w.]*|\w+\.py)`', ''.join(rows))
+    assert len(rows) > 20 and len(files) > 40
+    assert [name for name in files if not (ROOT / name).exists() and not (PACKAGE / name).exists()] == []
+
+
+def anchors_of(page: Path) -> set[str]:
     heads = re.findall(r'^#+ (.+)$', page.read_text('utf-8'), re.MULTILINE)
     return {re.sub(r'\s+', '-', re.sub(r'[^\w\s-]', '', head).strip().lower()) for head in heads}
 
 
-@pytest.mark.parametrize('page', [pytest.param(page, id=page.name) for page in TEXTS])
+@each_page
 def test_links_lead_to_files_and_headings(page: Path):
-    for target, head in LINK.findall(page.read_text('utf-8')):
-        if target.startswith(('http://', 'https://')):
-            continue
-        assert (page.parent / target).exists(), target
-        assert not head or head in heads_of(page.parent / target), f'{target}#{head}'
+    for target, head in re.findall(r'\]\(([^)#\s]+)(?:#([\w-]+))?\)', page.read_text('utf-8')):
+        if not target.startswith(('http://', 'https://')):
+            assert (page.parent / target).exists(), target
+            assert not head or head in anchors_of(page.parent / target), f'{target}#{head}'
 
 
-@pytest.fixture(scope='module')
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the documentation as `make docs` does."""
-    folder = tmp_path_factory.mktemp('site')
-    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '--site-dir', str(folder)]
+def test_every_page_is_in_the_site_which_loads_nothing_from_elsewhere(tmp_path: Path):
+    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '--site-dir', tmp_path]
     environment = {**os.environ, 'NO_MKDOCS_2_WARNING': '1'}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
-    return folder
-
-
-def test_every_page_is_in_the_site(site: Path):
-    assert {path.stem for path in site.glob('*.html')} == {page.stem for page in PAGES} | {'404'}
-
-
-def test_the_site_loads_nothing_from_elsewhere(site: Path):
+    pages = {path.stem: path.read_text('utf-8') for path in tmp_path.glob('*.html')}
+    assert pages.keys() == {page.stem for page in PAGES} | {'404'}
     loads = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="?(?:https?:)?//[^>]*>')
-    pages = {path.name: path.read_text('utf-8') for path in site.glob('*.html')}
-    assert len(pages) > 10 and all('assets/javascripts' in page for page in pages.values())
+    assert all('assets/javascripts' in page for page in pages.values())
     assert {name: loads.findall(page) for name, page in pages.items() if loads.search(page)} == {}
 
 
@@ -98,9 +337,8 @@ def test_the_training_page_shows_every_setting_with_its_default():
     shown = yaml.safe_load(block.text)['callbacks']['eval_gauntlet']
     fields = {field.name: field.default for field in dataclasses.fields(EvaluationSettings)}
     assert list(shown) == list(fields)
-    defaults = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
-    given = {'tasks', 'gauntlet'}
-    assert {name: shown[name] for name in set(fields) - given} == {name: defaults[name] for name in set(fields) - given}
+    for name in fields.keys() - {'tasks', 'gauntlet'}:
+        assert shown[name] == (list(fields[name]) if isinstance(fields[name], tuple) else fields[name]), name
 
 
 def test_getting_started_has_every_command():
@@ -108,8 +346,7 @@ def test_getting_started_has_every_command():
         inner = getattr(command, 'commands', {})
         return [one for word, part in inner.items() for one in names(part, f'{name} {word}')] if inner else [name]
 
-    spoken = inline_code(ROOT / 'docs' / 'index.md')
-    wanted = names(typer.main.get_command(app), 'gauntlet')
+    spoken, wanted = inline_code(ROOT / 'docs' / 'index.md'), names(COMMANDS, 'gauntlet')
     assert len(wanted) > 10
     assert [name for name in wanted if not any(text.startswith(name) for text in spoken)] == []
 

@@ -31,7 +31,7 @@ def test_without_a_gpu_all_is_skipped_with_a_reason():
 
 def test_recorded_numbers_are_compared_in_both_precisions(monkeypatch, capsys, real_data):
     monkeypatch.setattr(gpu.Options, 'cases', lambda _, recorded: recorded['cases'][-1:])
-    monkeypatch.setattr(gpu.test_parity, 'MODELS', ('rotary_bos',))
+    monkeypatch.setattr(gpu.recorded_cases, 'MODELS', ('rotary_bos',))
     assert gpu.run('parity', options()) == ['PASS'] * 4
     printed = capsys.readouterr().out
     assert '60 of 60 predictions equal' in printed and '(0.0001)' in printed

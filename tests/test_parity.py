@@ -1,7 +1,4 @@
-"""Scores compared item by item with llm-foundry 0.22.0, as recorded by scripts/record_reference.py.
-
-Real rows are read from ../shared/data; the fixtures hold only numbers and row numbers.
-"""
+"""Prompts and scores compared item by item with llm-foundry 0.22.0 (scripts/record_reference.py, record_prompts.py)."""
 
 from __future__ import annotations
 
@@ -12,20 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recorded_cases import encoder, lines_of, network, prepare, recorded
+from recorded_cases import MODELS, digest, encoder, network, plan_case, recorded
 
 from llmfoundry_gauntlet.config.tasks import task_key
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import probe
-from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation
+from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.keys import composite_values, task_values
-from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure, ScoreOutput
+from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, ItemResult, Measure, Request, ScoreOutput
 
-MODELS = ('rotary_bos', 'alibi_pad_eos')
-
+PROMPTS = recorded('prompts')['models']
 
 # Where padded rows take long; other tasks are asked in them too, and these in the other layouts.
 LONG_IN_ROWS = ('hellaswag/3-shot', 'hellaswag_spaces/0-shot', 'arc_easy/3-shot', 'math_qa/3-shot', 'piqa/10-shot')
@@ -50,15 +46,6 @@ CASES = [
 @functools.cache
 def language_model(model: str) -> CausalLanguageModel:
     return CausalLanguageModel(network(model), device=torch.device('cpu'))
-
-
-def plan_case(
-    model: str, case: dict[str, Any], data_root: Path, folder: Path, layout: str, semantics: str = 'corrected'
-) -> PlannedEvaluation:
-    """Plan a recorded case, with the reference's truncation."""
-    lines = lines_of(data_root / case['path'], case['rows'])
-    prepared = prepare(model, case['task'], lines, folder, semantics=semantics, truncation='reference')
-    return plan_evaluation(prepared, tokens_per_batch=4096, layout=layout)
 
 
 def check_prompts(planned: PlannedEvaluation, case: dict[str, Any]) -> None:
@@ -98,7 +85,7 @@ def test_items_and_metrics_agree_with_the_reference(
 ):
     """Token ids and predictions are equal, mean losses within 1e-4, metrics within 1e-6; ties differ on purpose."""
     case = recorded(model)['cases'][index]
-    planned = plan_case(model, case, real_data, tmp_path, layout)
+    planned = plan_case(model, case, real_data, tmp_path, layout, truncation='reference')
     check_prompts(planned, case)
     outputs = {output.key: output for batch in planned.batches for output in language_model(model).run(batch)}
     results = {case['rows'][key.row]: result for key, result in planned.results(outputs.values()).items()}
@@ -106,7 +93,7 @@ def test_items_and_metrics_agree_with_the_reference(
     for item in case['items']:
         check_item(item, outputs[results[item['row']].key], results[item['row']])
 
-    as_reference = plan_case(model, case, real_data, tmp_path, layout, 'reference')
+    as_reference = plan_case(model, case, real_data, tmp_path, layout, semantics='reference')
     metrics = metrics_of(as_reference, outputs)
     for key, value in case['metrics'].items():
         assert metrics[key] == pytest.approx(value, abs=1e-6), key
@@ -141,3 +128,43 @@ def test_composites_equal_the_reference(model: str):
             assert found.keys() == run['composites'].keys() | errors
             for key, value in run['composites'].items():
                 assert found[key] == pytest.approx(value, abs=1e-6), key
+
+
+def requests_of(planned: PlannedEvaluation, case: dict[str, Any]) -> dict[int, tuple[Request, np.ndarray]]:
+    """Return the requests of a case with their token ids, by row."""
+    found = {}
+    for key, item in planned.items.items():
+        one = item.request
+        is_generation = isinstance(one, GenerateRequest)
+        ids = one.context if is_generation else np.concatenate([one.contexts[0], one.continuations[0]])
+        found[case['rows'][key.row]] = (one, ids.astype('<i4'))
+    return found
+
+
+@pytest.mark.parametrize(
+    ('model', 'case'),
+    [pytest.param(model, case, id=f'{model}-{case["name"]}') for model, cases in PROMPTS.items() for case in cases],
+)
+def test_token_ids_and_limits_equal_the_reference(model: str, case: dict[str, Any], real_data: Path, tmp_path: Path):
+    requests = requests_of(plan_case(model, case, real_data, tmp_path, semantics='reference'), case)
+    assert requests.keys() == {item['row'] for item in case['items']}
+    for item in case['items']:
+        request, ids = requests[item['row']]
+        assert (len(ids), digest(ids.tobytes())) == (item['num_tokens'], item['ids'])
+        if isinstance(request, GenerateRequest):
+            assert request.max_new_tokens == item['max_new_tokens']
+        else:
+            assert len(request.contexts[0]) == item['start']
+
+
+@pytest.mark.parametrize('model', PROMPTS)
+def test_corrected_prompts_equal_the_reference_unless_truncated(model: str, real_data: Path, tmp_path: Path):
+    """With one token per character all 12 exceed 1024; without shots to drop they lose as much, but keep bos."""
+    case = next(case for case in PROMPTS[model] if case['name'] == 'conlang_truncated/0-shot')
+    requests = requests_of(plan_case(model, case, real_data, tmp_path), case)
+    is_long = model == 'unigram_characters'
+    for item in case['items']:
+        request, ids = requests[item['row']]
+        assert (request.truncated, len(ids)) == (is_long, item['num_tokens'])
+        assert (digest(ids.tobytes()) == item['ids']) == (not is_long)
+        assert not is_long or ids[0] == 1  # <s>

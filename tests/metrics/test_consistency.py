@@ -180,33 +180,18 @@ def test_the_reference_rate_is_absent_with_unscored_questions():
         reference_consistency_rate(always('A', 3, 'A'), labels=LABELS)
 
 
-def recorded_results(case: Mapping[str, Any]) -> list[VariantResult]:
-    """Return the item results of a case; scores do not count."""
-    return [
-        result(
-            question['row'],
-            variant,
-            0.0,
-            answer,
-            question=(question['file'], question['row']),
-            gold=question['own'] or '',
-        )
-        for question in case['questions']
-        for variant, answer in question['answers'].items()
-    ]
-
-
-@pytest.mark.parametrize('number', range(len(RECORDED['cases'])))
-def test_reference_rates_equal_the_recording(number):
+@pytest.mark.parametrize('case', RECORDED['cases'])
+def test_reference_rates_equal_the_recording(case: Mapping[str, Any]):
     equal = {(one, other): bool(value) for one, other, value in RECORDED['math_equal']}
-    case = RECORDED['cases'][number]
-    keys = {}
-    if case['data_set'] == 'math':
-        keys = {'equal': lambda one, other: other is not None and equal[one, other]}
-    own = {(question['file'], question['row']): question['own'] for question in case['questions']}
-    labels = REFERENCE_LABELS[case['data_set']]
-    found = reference_consistency_rate(recorded_results(case), labels=labels, own_labels=own, **keys)
-    assert found.value == pytest.approx(case['consistency_rate'], abs=1e-12)
+    own, results = {}, []
+    for question in case['questions']:
+        key = (question['file'], question['row'])
+        own[key] = question['own']
+        results += [result(0, variant, 0.0, answer, question=key) for variant, answer in question['answers'].items()]
+    of_math = {'equal': lambda one, other: other is not None and equal[one, other]}
+    keys = of_math if case['data_set'] == 'math' else {}
+    rate = reference_consistency_rate(results, labels=REFERENCE_LABELS[case['data_set']], own_labels=own, **keys)
+    assert rate.value == pytest.approx(case['consistency_rate'], abs=1e-12)
 
 
 ANSWERS = st.sampled_from(['a', 'b', 'c', None])
