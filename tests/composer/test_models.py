@@ -108,11 +108,9 @@ def test_a_revision_of_a_hub_name_is_loaded_from_the_cache(hub: Path, revision: 
         assert source.record['revision'] == commit
 
 
-def test_a_revision_is_for_the_hub_alone(hub: Path):
+def test_a_revision_that_is_not_in_the_cache_is_an_error(hub: Path):
     with pytest.raises(ModelError, match=r'someone/tiny: .* is not in the cache'):
         loaded('someone/tiny', revision='v2')
-    with pytest.raises(ModelError, match='is on this machine; revision is only for a name'):
-        loaded(hub / ('1' * 40), revision='v1')
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
@@ -127,19 +125,17 @@ def test_weights_in_half_precision_are_those_of_transformers(tmp_path: Path, fam
 
 def test_an_evaluation_in_half_precision_has_the_log_probabilities_of_transformers(tmp_path: Path):
     """To the rounding of bfloat16: seven bits of logits around 1."""
-    settings = tiny.write_tasks(tmp_path)
     folder = tiny.save(networks.network('llama', vocab_size=259, max_position_embeddings=128), tmp_path / 'model')
-    evaluate(folder, **settings, dtype='bfloat16', device='cpu', out=tmp_path / 'out')
+    evaluate(folder, **tiny.write_tasks(tmp_path), dtype='bfloat16', device='cpu', out=tmp_path / 'out')
     assert json.loads((tmp_path / 'out/results.json').read_text())['model']['dtype'] == 'bfloat16'
     network, tokenizer = expected_of(folder, torch.bfloat16), tiny.tokenizer()
     for line in (tmp_path / 'out/samples/sums_0-shot.jsonl').read_text().splitlines():
         sample = json.loads(line)
         row = tiny.TASKS['sums'][1][sample['row']]
-        context = tokenizer(row['context'])['input_ids']
-        ids = [*context, *tokenizer(row['continuation'], add_special_tokens=False)['input_ids']]
+        ids = torch.tensor(tokenizer(row['context'] + row['continuation'])['input_ids'])
         with torch.no_grad():
-            logprobs = network(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-        wanted = sum(logprobs[place - 1, ids[place]].item() for place in range(len(context), len(ids)))
+            logprobs = network(ids[None]).logits[0].float().log_softmax(-1)
+        wanted = logprobs[:-1].gather(1, ids[1:, None])[-len(row['continuation']) :].sum().item()
         assert sample['logprobs'] == [pytest.approx(wanted, abs=0.05)]
 
 
@@ -187,8 +183,6 @@ def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
 
 def test_an_adapter_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tiny.save(networks.network('llama', vocab_size=259), tmp_path / 'base')
-    with pytest.raises(ModelError, match=r'gone: there is no such file or folder'):
-        loaded(folder, adapter=str(tmp_path / 'gone'))
     with pytest.raises(ModelError, match=r'base: has no adapter_config\.json; allowed: .* PEFT adapter'):
         loaded(folder, adapter=str(folder))
     (folder / 'adapter_config.json').write_text('{"peft_type": "NOPE"}')
@@ -200,33 +194,26 @@ def test_an_adapter_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monk
 def test_weights_that_are_views_are_loaded(tmp_path: Path):
     """A transposed tensor, and two of one storage."""
     network = networks.network('llama', vocab_size=259)
-    expected = tiny.save(network, tmp_path / 'folder')
-    save_checkpoints(network, tmp_path)
-    content = torch.load(tmp_path / 'whole.pt', weights_only=False)
+    content = tiny.content_of(network)
     state = content['state']['model']
-    both = torch.stack(
-        [state['model.model.layers.0.mlp.up_proj.weight'], state['model.model.layers.1.mlp.up_proj.weight']]
-    )
-    for layer in range(2):
-        state[f'model.model.layers.{layer}.mlp.up_proj.weight'] = both[layer]
-        gate = f'model.model.layers.{layer}.mlp.gate_proj.weight'
-        state[gate] = state[gate].T.contiguous().T
+    layers = [f'model.model.layers.{layer}.mlp' for layer in range(2)]
+    both = torch.stack([state[f'{layer}.up_proj.weight'] for layer in layers])
+    for layer, up in zip(layers, both, strict=True):
+        gate = state[f'{layer}.gate_proj.weight']
+        state |= {f'{layer}.up_proj.weight': up, f'{layer}.gate_proj.weight': gate.T.contiguous().T}
     torch.save(content, tmp_path / 'views.pt')
-    network = loaded(tmp_path / 'views.pt')
-    wanted = expected_of(expected).state_dict()
-    assert all(torch.equal(value, wanted[name]) for name, value in network.state_dict().items())
+    wanted = network.state_dict()
+    assert all(torch.equal(value, wanted[name]) for name, value in loaded(tmp_path / 'views.pt').state_dict().items())
 
 
 def test_files_may_be_removed_after_loading(tmp_path: Path):
     """Mutation: weights stay mapped to the file and change with it."""
     network = networks.network('llama', vocab_size=259)
-    folder = tiny.save(network, tmp_path / 'folder')
-    found, expected = loaded(folder), expected_of(shutil.copytree(folder, tmp_path / 'copy'))
-    weights = folder / 'model.safetensors'
-    size = weights.stat().st_size
+    weights = tiny.save(network, tmp_path) / 'model.safetensors'
+    found, expected = loaded(tmp_path), expected_of(shutil.copytree(tmp_path, tmp_path / 'copy'))
     with weights.open('r+b') as file:
-        file.write(b'\0' * size)
-    shutil.rmtree(folder)
+        file.write(b'\0' * weights.stat().st_size)
+    weights.unlink()
     check_same(found, expected)
 
 
