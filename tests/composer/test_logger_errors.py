@@ -1,10 +1,11 @@
-"""Loggers that fail while an evaluation is logged."""
+"""Loggers by name, and loggers that fail while an evaluation is logged."""
 
 from __future__ import annotations
 
 import gc
 import json
 import logging
+import sys
 import weakref
 from importlib import metadata
 from pathlib import Path
@@ -14,10 +15,18 @@ from typing import Any
 import pytest
 import tiny
 import wandb
-from composer.loggers import InMemoryLogger, LoggerDestination
+from composer.loggers import (
+    FileLogger,
+    InMemoryLogger,
+    LoggerDestination,
+    MLFlowLogger,
+    TensorboardLogger,
+    WandBLogger,
+)
 from mlflow.exceptions import MlflowException
 from requests.exceptions import ConnectionError as RequestsConnectionError
 
+from llmfoundry_gauntlet import ConfigError
 from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run, log_evaluation, scalars_in, warn_of_library
 
 
@@ -101,10 +110,49 @@ def test_the_command_line_logs_to_the_loggers_that_it_names(
     model = tiny.save(tiny.model(), tmp_path / 'model')
     words = ('run', '--model', model, '--tasks', settings['tasks'], '--data-root', '.', '--out', 'out')
     assert gauntlet(*words, '--device', 'cpu', '--logger', 'tensorboard')[0] == 0
-    held = [value for folder in (tmp_path / 'tensorboard_logs').iterdir() for value in scalars_in(folder).items()]
-    metrics = json.loads((tmp_path / 'out/results.json').read_text())['metrics']
+    (folder,) = (tmp_path / 'tensorboard_logs').iterdir()
     key = 'metrics/sums/0-shot/InContextLearningLMAccuracy'
-    assert ((key, 0), pytest.approx(metrics[key])) in held
+    metrics = json.loads((tmp_path / 'out/results.json').read_text())['metrics']
+    assert scalars_in(folder)[key, 0] == pytest.approx(metrics[key])
+
+
+def test_each_logger_is_built_by_name_with_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps its own files
+    tensorboard, file, wandb_logger, mlflow = build_loggers(
+        {
+            'tensorboard': {'log_dir': 'somewhere'},
+            'file': {'filename': 'log.txt'},
+            'wandb': {'project': 'p'},
+            'mlflow': None,
+        }
+    )
+    assert isinstance(tensorboard, TensorboardLogger) and tensorboard.log_dir == 'somewhere'
+    assert isinstance(file, FileLogger) and file.filename_format == 'log.txt'
+    assert isinstance(wandb_logger, WandBLogger) and wandb_logger._init_kwargs['project'] == 'p'
+    assert isinstance(mlflow, MLFlowLogger)
+    assert build_loggers(None) == []
+
+
+def test_every_invalid_logger_name_and_argument_is_named():
+    with pytest.raises(ConfigError) as caught:
+        build_loggers({'wanb': {}, 'file': {'filname': 'x'}, 'mlflow': 3})
+    assert caught.value.problems == (
+        "loggers: unknown key 'wanb', did you mean 'wandb'?",
+        "loggers.file: unknown key 'filname', did you mean 'filename'?",
+        'loggers.mlflow: is 3; allowed: a mapping',
+    )
+    for chosen in ('mlflow', ['mlflow'], 3, True):
+        with pytest.raises(ConfigError, match=r'loggers: is .*; allowed: a mapping with file, mlflow'):
+            build_loggers(chosen)
+
+
+@pytest.mark.parametrize(
+    ('name', 'library'), [('wandb', 'wandb'), ('mlflow', 'mlflow'), ('tensorboard', 'torch.utils.tensorboard')]
+)
+def test_a_logger_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch, name: str, library: str):
+    monkeypatch.setitem(sys.modules, library, None)  # as Python has it where an import fails
+    with pytest.raises(ConfigError, match=rf"loggers.{name}: .*; pip install 'llmfoundry-gauntlet\[{name}\]'"):
+        build_loggers({name: {}})
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""`gauntlet train` and `gauntlet eval` on llm-foundry's keys, with real models; and loggers by name."""
+"""`gauntlet train` and `gauntlet eval` on llm-foundry's keys, with real models."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 import tiny
 import yaml
 from command_line import run_cli
-from composer.loggers import FileLogger, MLFlowLogger, TensorboardLogger, WandBLogger
 from paths import FIXTURES
 
-from llmfoundry_gauntlet import ConfigError, evaluate
-from llmfoundry_gauntlet.composer.loggers import build_loggers
+from llmfoundry_gauntlet import evaluate
 
 ROTARY, ALIBI = (str(FIXTURES / 'models' / name) for name in ('rotary_bos', 'alibi_pad_eos'))
 pytestmark = pytest.mark.filterwarnings('ignore:.*optimizer.*:UserWarning')
@@ -100,23 +97,6 @@ def test_config_overrides_reach_the_model(tmp_path: Path, capsys: pytest.Capture
     assert "config_overrides: unknown key 'rope_teta', did you mean 'rope_theta'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ('values', 'problem'),
-    [
-        ({'models': [model('a', ROTARY)], 'icl_task': 1}, "unknown key 'icl_task', did you mean 'icl_tasks'?"),
-        ({'icl_tasks': [], 'out': 'o'}, "the key 'model' is missing"),
-        ({'models': [model('a', ROTARY)], 'model_config': 'x'}, 'model_config: belongs to'),
-        ({'models': [model('a', ROTARY, name='openai_chat')]}, 'openai_chat is an API'),
-    ],
-)
-def test_an_invalid_evaluation_file_gives_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: dict[str, Any], problem: str
-):
-    path = write(tmp_path / 'eval.yaml', values)
-    assert run_cli('eval', path) == 2
-    assert f'error: {path}' in (printed := capsys.readouterr().err) and problem in printed
-
-
 def training_file(folder: Path, **values: Any) -> str:
     """Write a training file of four batches of a tiny Llama, with these llm-foundry keys."""
     tiny.tokenizer().save_pretrained(folder / 'tokenizer')
@@ -163,52 +143,23 @@ def test_training_follows_llm_foundrys_keys(tmp_path: Path, capsys: pytest.Captu
     assert 'eval_interval: 3ba, with eval_first -> interval: [first, 3ba, last]\n' in printed
 
 
-def test_conflicting_keys_stop_a_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    own = {'eval_gauntlet': {'tasks': 'mine.yaml'}}
-    path = training_file(tmp_path, icl_tasks=tiny.write_tasks(tmp_path)['tasks'], callbacks=own)
-    assert run_cli('train', path) == 2
-    assert 'callbacks.eval_gauntlet.tasks: is mine.yaml' in capsys.readouterr().err
-
-
-def test_each_logger_is_built_by_name_with_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)  # where MLflow keeps its own files
-    chosen = {
-        'tensorboard': {'log_dir': 'somewhere'},
-        'file': {'filename': 'log.txt'},
-        'wandb': {'project': 'p'},
-        'mlflow': None,
-    }
-    tensorboard, file, wandb, mlflow = build_loggers(chosen)
-    assert isinstance(tensorboard, TensorboardLogger) and tensorboard.log_dir == 'somewhere'
-    assert isinstance(file, FileLogger) and file.filename_format == 'log.txt'
-    assert isinstance(wandb, WandBLogger) and wandb._init_kwargs['project'] == 'p'
-    assert isinstance(mlflow, MLFlowLogger)
-    assert build_loggers(None) == []
-
-
-def test_every_invalid_logger_name_and_argument_is_named():
-    with pytest.raises(ConfigError) as caught:
-        build_loggers({'wanb': {}, 'file': {'filname': 'x'}, 'mlflow': 3})
-    assert caught.value.problems == (
-        "loggers: unknown key 'wanb', did you mean 'wandb'?",
-        "loggers.file: unknown key 'filname', did you mean 'filename'?",
-        'loggers.mlflow: is 3; allowed: a mapping',
-    )
-
-
 @pytest.mark.parametrize(
-    ('name', 'library'), [('wandb', 'wandb'), ('mlflow', 'mlflow'), ('tensorboard', 'torch.utils.tensorboard')]
+    ('command', 'values', 'problem'),
+    [
+        ('eval', {'models': [model('a', ROTARY)], 'icl_task': 1}, "unknown key 'icl_task', did you mean 'icl_tasks'?"),
+        ('eval', {'icl_tasks': [], 'out': 'o'}, "the key 'model' is missing"),
+        ('eval', None, 'there is no such file'),
+        ('train', None, 'there is no such file'),
+    ],
 )
-def test_a_logger_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch, name: str, library: str):
-    monkeypatch.setitem(sys.modules, library, None)  # as Python has it where an import fails
-    with pytest.raises(ConfigError, match=rf"loggers.{name}: .*; pip install 'llmfoundry-gauntlet\[{name}\]'"):
-        build_loggers({name: {}})
-
-
-@pytest.mark.parametrize('command', ['train', 'eval'])
-def test_a_file_that_is_not_there_gives_status_2(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert run_cli(command, tmp_path / 'gone.yaml', 'max_duration=2ba') == 2
-    assert f'error: {tmp_path / "gone.yaml"}: there is no such file' in capsys.readouterr().err
+def test_an_invalid_file_gives_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, values: Any, problem: str
+):
+    path = tmp_path / 'file.yaml'
+    if values is not None:
+        write(path, values)
+    assert run_cli(command, path) == 2
+    assert f'error: {path}' in (printed := capsys.readouterr().err) and problem in printed
 
 
 def test_an_error_of_a_training_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
