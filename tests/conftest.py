@@ -73,8 +73,6 @@ SLOW = [
     'test_generation_parity',
     'test_gpu',
     'test_invariance',
-    'test_ls',
-    'test_packaging',
     'test_score',
     'test_score_elsewhere',
 ]

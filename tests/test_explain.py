@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import pytest
 import yaml
 from paths import ROOT
 
-from llmfoundry_gauntlet.cli.explain import ends_of_generation, find_item, tokenize
+from llmfoundry_gauntlet.cli.explain import find_item, tokenize
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import prepare_evaluation
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation
-from llmfoundry_gauntlet.types import ScoreRequest, StopRule
+from llmfoundry_gauntlet.types import ScoreRequest
 
 TASKS = ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
 DATA = ROOT / 'eval_data'
@@ -103,6 +102,8 @@ def test_an_answer_is_scored_as_in_an_evaluation(gauntlet, write_jsonl, tmp_path
     assert status == 0, err
     assert f'extracted answer: {taken}\n' in out
     assert f'score: {score}' in out
+    _, out, _ = gauntlet(*words, '--semantics', 'reference')
+    assert r"  a generation ends before a match of '\n\n', 'Q: ', or with the end of text" in out
 
 
 @pytest.mark.parametrize(
@@ -121,79 +122,30 @@ def test_the_end_of_a_generation_is_shown(gauntlet, words, ends):
     assert f'  a generation ends {ends}\n' in out
 
 
-def test_a_stop_pattern_is_shown_as_a_pattern():
-    stops = StopRule(strings=('a|b', 'c'), as_pattern=True)
-    assert ends_of_generation(stops) == ["before a match of 'a|b', 'c'", 'with the end of text']
-
-
-def test_a_program_is_run_to_be_scored(gauntlet):
+def test_a_program_is_run_to_be_scored_and_a_schema_has_no_text(gauntlet):
     words = ('explain', 'human_eval', '--data-root', DATA, '--sandbox', 'rlimits', '--answer', '    return None')
     status, out, err = gauntlet(*words)
     assert status == 0, err
     assert 'score: 0' in out
+    status, _, err = gauntlet('explain', 'winograd', '--data-root', DATA, '--answer', 'x')
+    assert status == 2 and 'a text cannot be scored here' in err
 
 
-def test_a_tokenizer_that_drops_spaces_gives_a_warning(gauntlet):
-    _, out, _ = gauntlet('explain', 'copa', '--row', 3, '--data-root', DATA, '--model', WITHOUT_SPACES)
-    assert "choice 0: lost leading space: the model reads 'the cook put in too much salt.'" in out
-    _, out, _ = gauntlet('explain', 'copa', '--row', 3, '--data-root', DATA, '--model', WITH_BOS)
-    assert 'Warnings\n  none\n' in out
-
-
-def test_a_second_bos_gives_a_warning(encoder: Encoder):
+def test_lost_spaces_and_a_second_bos_give_warnings(gauntlet, tmp_path: Path):
     (entry,) = [t for t in yaml.safe_load(TASKS.read_text())['icl_tasks'] if t['label'] == 'copa']
-    data = load_data(decode_settings({'tasks': [{**entry, 'prompt_string': '<s>'}], 'data_root': str(DATA)}))
-    (task,) = data.suite.tasks
-    examples = data.examples[task.key]
-    preparation = Preparation(task=task, examples=examples, encoder=encoder, max_seq_len=512)
-    asked = find_item(task, examples, 0)
-    assert tokenize(asked, preparation).warnings == ('double bos: the prompt begins with two <s>',)
-    plain = dataclasses.replace(task, prompt_string='')
-    asked = find_item(plain, examples, 0)
-    assert tokenize(asked, dataclasses.replace(preparation, task=plain)).warnings == ()
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [{**entry, 'prompt_string': '<s>'}]}))
+    second_bos = ('--tasks', tmp_path / 'tasks.yaml')
+    for model, more, warning in (
+        (WITH_BOS, (), 'none'),
+        (WITH_BOS, second_bos, 'double bos: the prompt begins with two <s>'),
+        (WITHOUT_SPACES, (), "choice 0: lost leading space: the model reads 'the cook put in too much salt.'"),
+    ):
+        _, out, _ = gauntlet('explain', 'copa', '--row', 3, '--data-root', DATA, '--model', model, *more)
+        assert out.partition('Warnings\n')[2].lstrip().startswith(warning)
 
 
 def test_variants_of_score_are_explained(gauntlet):
-    score = ('--score', ROOT / 'yamls' / 'score' / 'mmlu_pro.yaml', '--data-root', DATA)
+    score = ('--score', ROOT / 'yamls' / 'score' / 'mmlu_pro.yaml', '--data-root', DATA, '--shots', 0)
     status, out, err = gauntlet('explain', 'score_mmlu_pro', *score, '--variant', 'option_order:B')
     assert status == 0, err
     assert 'variant  option_order:B' in out
-    status, _, err = gauntlet('explain', 'score_mmlu_pro', *score, '--variant', 'option_order:Z')
-    assert status == 2
-    assert 'row 0 has no variant' in err and 'allowed: option_order:A' in err
-
-
-@pytest.mark.parametrize(
-    ('name', 'type_name', 'file'), [('mmlu_pro', 'score_choices', []), ('math', 'score_math', ['--file', 'algebra'])]
-)
-def test_shots_for_a_type_without_shots_are_an_error(gauntlet, name: str, type_name: str, file: list[str]):
-    score = ROOT / 'yamls' / 'score' / f'{name}.yaml'
-    words = ('explain', f'score_{name}', '--score', score, '--data-root', DATA, *file)
-    status, _, err = gauntlet(*words, '--shots', 2)
-    assert status == 2
-    assert err == f'error: --shots is 2; allowed: 0, as tasks of the type {type_name} have no shots\n'
-    assert gauntlet(*words, '--shots', 0)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ('words', 'message'),
-    [
-        (['bolq'], "bolq: no such task, did you mean 'boolq'?"),
-        (['boolq', '--shots', 16], '--shots is 16; allowed: 0 to 15, the number of other rows'),
-        (['boolq', '--variant', 'prompt:1'], 'boolq/10-shot has no variants; leave --variant out'),
-        (['boolq', '--file', 'boolq'], 'boolq/10-shot has one data file; leave --file out'),
-        (['boolq', '--max-seq-len', 1, '--model', 'x'], '--max-seq-len: is 1; allowed: 2 or more'),
-        (['boolq', '--sandbox', 'docker', '--answer', 'A'], "--sandbox: is 'docker'; allowed: auto, rlimits, none"),
-        (['boolq', '--row', 99], 'boolq/10-shot: there is no row 99; there are rows 0 to 15'),
-        (['boolq', '--shots', -1], '--shots is -1; allowed: 0 or more'),
-        (
-            ['score_math', '--score', ROOT / 'yamls' / 'score' / 'math.yaml'],
-            'is in several files; name one with --file',
-        ),
-        (['winograd', '--answer', 'x'], 'a text cannot be scored here'),
-    ],
-)
-def test_errors_name_the_option_and_what_is_allowed(gauntlet, words, message):
-    status, _, err = gauntlet('explain', *words, '--data-root', DATA)
-    assert status == 2
-    assert message in err

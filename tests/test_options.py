@@ -1,171 +1,146 @@
-"""Test that options without effect are refused by name, all at once."""
+"""Wrong options are refused by name, all at once, before anything is written."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from paths import FIXTURES, ROOT
 
 from llmfoundry_gauntlet.cli import app
 
-MODEL = FIXTURES / 'models' / 'rotary_bos'
-TASKS = ROOT / 'yamls/tasks/gauntlet_v0.1.yaml'
-GAUNTLET = ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml'
-VALUES = {  # of the options of `gauntlet run`
-    '--out': 'out',
-    '--tasks': TASKS,
-    '--score': ROOT / 'yamls/score/math.yaml',
-    '--model': MODEL,
-    '--outputs': 'answers.jsonl',
-    '--from': 'earlier',
-    '--gauntlet': GAUNTLET,
-    '--data-root': 'data',
-    '--only': 'copa',
-    '--shots': 2,
-    '--missing': 'skip',
-    '--tokenizer': MODEL,
-    '--model-config': MODEL,
-    '--revision': 'main',
-    '--adapter': 'adapter',
-    '--dtype': 'bfloat16',
-    '--trust-remote-code': None,
-    '--apply-chat-template': None,
-    '--max-seq-len': 64,
-    '--tokens-per-batch': 'auto',  # given, although it is the default
-    '--device': 'cpu',
-    '--fsdp': None,
-    '--precision': 'fp32',
-    '--semantics': 'corrected',
-    '--truncation': 'drop_shots',
-    '--fewshot': 'reference',
-    '--sandbox': 'auto',
-    '--limit': 3,
-    '--time-budget': '9s',
-    '--precision-target': '5%',
-    '--logger': 'wandb',
-    '--log': 'accuracy',
-    '--log-prompts': None,
-    '--allow-missing': None,
-    '--overwrite': None,
-    '--resume': None,
-    '--repair-journal': None,
-    '--dry-run': None,
-    '--format': 'csv',
+RUN = {one.opts[0]: one for one in typer.main.get_command(app).commands['run'].params}
+ALWAYS = RUN.keys() - {'--model', '--outputs', '--from'}
+OF_REQUESTS = {
+    *('--out', '--tasks', '--score', '--gauntlet', '--data-root', '--semantics', '--fewshot', '--sandbox', '--limit'),
+    *('--precision-target', '--only', '--shots', '--missing', '--log-prompts', '--allow-missing', '--overwrite'),
+    *('--outputs', '--format'),
 }
-SOURCES = {'--model', '--outputs', '--from'}
-USED = {  # by each way of running
-    '--outputs': {
-        *('--out', '--tasks', '--score', '--gauntlet', '--data-root', '--semantics', '--fewshot', '--sandbox'),
-        *('--limit', '--precision-target', '--only', '--shots', '--missing', '--log-prompts', '--allow-missing'),
-        *('--overwrite', '--format'),
-    },
-    '--from': {'--out', '--gauntlet', '--allow-missing', '--overwrite', '--format'},
-    '--model': VALUES.keys() - {'--allow-missing', '--repair-journal'},
-    '--dry-run': VALUES.keys()
-    - {'--allow-missing', '--repair-journal', '--resume', '--time-budget', '--logger', '--log'},
-}
+OF_RECORDS = {'--out', '--gauntlet', '--allow-missing', '--overwrite', '--from', '--format'}
+OF_REAL_RUNS = {'--repair-journal', '--resume', '--time-budget', '--logger', '--log'}
 
 
-def words_of(options: list[str]) -> list[str]:
-    return [str(word) for option in options for word in (option, VALUES[option]) if word is not None]
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    folder = tmp_path / 'elsewhere'
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
-def refused(err: str) -> set[str]:
-    """Return the options named in the errors, one per line."""
-    return {line.removeprefix('error: ').partition(':')[0] for line in err.splitlines()}
-
-
-def test_the_table_has_every_option_of_run():
-    command = typer.main.get_command(app).commands['run']
-    assert {parameter.opts[0] for parameter in command.params} == {*VALUES, '--help'} - {'--help'}
-
-
-@pytest.mark.parametrize('way', ['--outputs', '--from', '--model'])
-def test_all_unused_options_of_run_are_refused_at_once(gauntlet, tmp_path, monkeypatch, way):
-    monkeypatch.chdir(tmp_path)
-    options = [option for option in VALUES if option == way or option not in SOURCES]
-    if way == '--model':
-        options.remove('--resume')  # which --repair-journal goes with
-        options.remove('--dry-run')
-    status, out, err = gauntlet('run', *words_of(options))
-    assert (status, out) == (2, '')
-    assert refused(err) == set(options) - USED[way] - {way}
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_refuses_options_of_a_real_run(gauntlet, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = [option for option in VALUES if option not in ('--outputs', '--from', '--allow-missing')]
-    status, _, err = gauntlet('run', *words_of(options))
-    assert status == 2
-    assert refused(err) == VALUES.keys() - USED['--dry-run'] - {'--allow-missing'}
+def words_of(names: Iterable[str]) -> Iterator[str]:
+    """Yield the options with their default value, which counts as given, or any."""
+    for name in names:
+        yield name
+        if not RUN[name].is_flag:
+            yield str(getattr(RUN[name].default, 'value', RUN[name].default) or '2')
 
 
 @pytest.mark.parametrize(
-    ('words', 'named'),
+    ('given', 'refused'),
     [
-        (['explain', 'boolq', '--max-seq-len', '64', '--all-tokens'], {'--max-seq-len', '--all-tokens'}),
-        (['explain', 'boolq', '--sandbox', 'none', '--model', MODEL], {'--sandbox'}),
-        (['validate', '--tasks', TASKS, '--no-data', '--data-root', 'data'], {'--data-root'}),
-        (['validate', '--gauntlet', GAUNTLET, '--data-root', 'data'], {'--data-root'}),
-        (['report', 'run', '--no-prompts', '--data-root', 'data'], {'--data-root'}),
-        (['data', 'ls', '--urls', '--json', '--data-root', 'data'], {'--json', '--data-root'}),
-        (['data', 'fetch', '--to', 'd', '--offline', '--retries', 1, '--overwrite'], {'--retries', '--overwrite'}),
-        (['data', 'fetch', '--to', 'd', '--offline', '--retries', 2], {'--retries'}),
-        (
-            ['data', 'check', '--solutions', '--score', 's.yaml', '--against', 'a'],
-            {'--score', '--against'},
-        ),
-        (['data', 'check', '--sandbox', 'auto'], {'--sandbox'}),
-        (
-            ['watch', 'c', '--train-yaml', 't.yaml', '--semantics', 'corrected', '--limit', 3, '--only', 'copa'],
-            {'--semantics', '--limit', '--only'},
-        ),
+        (ALWAYS | {'--outputs'}, ALWAYS - OF_REQUESTS),
+        (ALWAYS | {'--from'}, ALWAYS - OF_RECORDS),
+        (ALWAYS - {'--resume', '--dry-run'} | {'--model'}, {'--allow-missing', '--repair-journal'}),
+        (ALWAYS - {'--allow-missing'} | {'--model'}, OF_REAL_RUNS),
     ],
+    ids=['outputs', 'from', 'model', 'dry run'],
 )
-def test_other_commands_refuse_options_without_effect(
-    gauntlet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[object], named: set[str]
+def test_all_unused_options_of_run_are_refused_at_once(gauntlet, elsewhere: Path, given: set[str], refused: set[str]):
+    status, out, err = gauntlet('run', *words_of(given))
+    assert (status, out) == (2, '')
+    assert {line.removeprefix('error: ').partition(':')[0] for line in err.splitlines()} == refused
+    assert list(elsewhere.iterdir()) == []
+
+
+IS_FILE = 'there is no such file or folder'
+WRONG = [  # a command, and a fact of each line of its message
+    ('explain boolq --max-seq-len 64 --all-tokens', '--max-seq-len: ', '--all-tokens: '),
+    ('explain boolq --sandbox none --model MODEL', '--sandbox: '),
+    ('explain boolq --max-seq-len 1 --model x', '--max-seq-len: is 1; allowed: 2 or more'),
+    ('explain boolq --sandbox docker --answer A', "--sandbox: is 'docker'; allowed: auto, rlimits, none"),
+    ('explain boolq --shots 16', '--shots is 16; allowed: 0 to 15, the number of other rows'),
+    ('explain boolq --shots -1', '--shots is -1; allowed: 0 or more'),
+    ('explain boolq --row 99', 'boolq/10-shot: there is no row 99; there are rows 0 to 15'),
+    ('explain boolq --variant prompt:1', 'boolq/10-shot has no variants; leave --variant out'),
+    ('explain boolq --file boolq', 'boolq/10-shot has one data file; leave --file out'),
+    ('explain bolq', "bolq: no such task, did you mean 'boolq'?"),
+    ('explain copa --fewshot none', '--fewshot: '),
+    ('explain score_math --score SCORE/math.yaml', 'is in several files; name one with --file'),
+    ('explain score_math --score SCORE/math.yaml --file algebra --shots 2', 'the type score_math have no shots'),
+    ('explain score_mmlu_pro --score SCORE/mmlu_pro.yaml --shots 2', 'the type score_choices have no shots'),
+    ('explain score_mmlu_pro --score SCORE/mmlu_pro.yaml --variant option_order:Z', 'allowed: option_order:A'),
+    ('validate --tasks TASKS --no-data --data-root data', '--data-root: '),
+    ('validate --gauntlet GAUNTLET --data-root data', '--data-root: '),
+    ('validate', 'nothing to check'),
+    ('ls saftey', "saftey: no such task or category, did you mean 'safety'?"),
+    ('export', '--out'),
+    ('export --out o --limit 0', '--limit: '),
+    ('report', 'RUNS'),
+    ('report run --no-prompts --data-root data', '--data-root: '),
+    ('data ls --urls --json --data-root data', '--json: ', '--data-root: '),
+    ('data fetch squad', '--to'),
+    ('data fetch --to d --offline --retries 1 --overwrite', '--retries: ', '--overwrite: '),
+    ('data import', 'FOLDER', '--to'),
+    ('data check --solutions --score s.yaml --against a', '--score: ', '--against: '),
+    ('data check --sandbox auto', '--sandbox: '),
+    ('data check --solutions --sandbox bad --data-root DATA', '--sandbox: '),
+    ('watch c', 'nothing to evaluate', '--out'),
+    ('watch c --train-yaml t.yaml --limit 3 --semantics corrected', '--semantics: ', '--limit: '),
+    ('watch c --tasks TASKS --out o --limit 0', '--limit: '),
+    ('watch c --tasks TASKS --out o --fsdp --device cpu', '--fsdp: '),
+    ('watch c --tasks TASKS --out o --shots -1', '--shots: '),
+    ('watch c --tasks TASKS --out o --missing never', '--missing: '),
+    ('watch c --tasks TASKS --out o --only copq', 'copq'),
+    ('run', 'give one of --model, --outputs and --from (a model, generations, an earlier run)', '--out'),
+    ('run --allow-missing --model MODEL', '--allow-missing: ', '--out'),
+    ('run --out o --outputs a --semantics upstream', '--semantics: '),
+    ('run --out s3://bucket/run --model MODEL', 'is not on this machine; allowed: a local folder'),
+    ('run --out FULL --model MODEL', 'is not empty'),
+    ('run --out o --model /nowhere/model', f'/nowhere/model: {IS_FILE}'),
+    ('run --out o --model .', 'has no config.json'),
+    ('run --out o --model FULL/damaged.pt', 'is not a Composer checkpoint'),
+    ('run --out o --model MODEL --tokenizer /nowhere', f'/nowhere: {IS_FILE}'),
+    ('run --out o --model MODEL --only copq,saftey,piqa', 'copq: no such', 'saftey: no such'),
+    ('run --out o --model MODEL --data-root /nowhere', '57 of 57 data files are missing below /nowhere: '),
+    ('run --out o --model MODEL --limit 0', '--limit: '),
+    ('run --out o --model MODEL --shots -1', '--shots: '),
+    ('run --out o --model MODEL --missing never', '--missing: '),
+    ('run --out o --model MODEL --max-seq-len 99999', '--max-seq-len: is 99999, but the model (llama)'),
+    ('run --out o --model MODEL --tokens-per-batch many', "--tokens-per-batch: is 'many'; allowed: auto"),
+    ('run --out o --model MODEL --semantics upstream', "--semantics: is 'upstream'; allowed: corrected, reference"),
+    ('run --out o --model MODEL --precision fp7', "--precision: is 'fp7'; allowed:"),
+    ('run --out o --model MODEL --precision amp_bf16 --device cpu', 'only fp32 on a CPU'),
+    ('run --out o --model MODEL --device tpu', "--device: is 'tpu', did you mean 'gpu'?"),
+    ('run --out o --model MODEL --logger wandb --log losses', '--log: '),
+]
+if not torch.cuda.is_available():
+    WRONG.append(('run --out o --model MODEL --device gpu', '--device: is gpu, but torch finds no usable GPU'))
+
+
+@pytest.mark.parametrize(('command', 'facts'), [(command, facts) for command, *facts in WRONG])
+def test_a_user_error_is_a_line_that_names_the_option_and_what_is_allowed(
+    gauntlet, elsewhere: Path, tmp_path: Path, command: str, facts: list[str]
 ):
-    monkeypatch.chdir(tmp_path)
-    status, out, err = gauntlet(*words)
-    assert (status, out) == (2, '')
-    assert refused(err) == named
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ('words', 'named'),
-    [
-        (
-            ['run'],
-            {'give one of --model, --outputs and --from (a model, generations, an earlier run)', '--out'},
-        ),
-        (['run', '--out', 'o', '--model', MODEL, '--limit', '0'], {'--limit'}),
-        (['run', '--out', 'o', '--model', MODEL, '--shots', '-1'], {'--shots'}),
-        (['run', '--out', 'o', '--model', MODEL, '--missing', 'never'], {'--missing'}),
-        (['run', '--out', 'o', '--outputs', 'a', '--semantics', 'upstream'], {'--semantics'}),
-        (['run', '--out', 'o', '--model', MODEL, '--device', 'tpu'], {'--device'}),
-        (['run', '--out', 'o', '--model', MODEL, '--max-seq-len', '99999'], {'--max-seq-len'}),
-        (['export', '--out', 'o', '--limit', '0'], {'--limit'}),
-        (['explain', 'copa', '--fewshot', 'none'], {'--fewshot'}),
-        (['run', '--allow-missing', '--model', MODEL], {'--allow-missing', '--out'}),
-        (['run', '--out', 'o', '--model', MODEL, '--logger', 'wandb', '--log', 'losses'], {'--log'}),
-        (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--limit', '0'], {'--limit'}),
-        (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--fsdp', '--device', 'cpu'], {'--fsdp'}),
-        (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--shots', '-1'], {'--shots'}),
-        (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--missing', 'never'], {'--missing'}),
-        (['watch', 'c', '--tasks', TASKS, '--out', 'o', '--only', 'copq'], {'copq'}),
-        (['data', 'check', '--solutions', '--sandbox', 'bad', '--data-root', ROOT / 'eval_data'], {'--sandbox'}),
-        (['watch', 'c'], {'nothing to evaluate', '--out'}),
-        (['data', 'import'], {'FOLDER', '--to'}),
-        (['data', 'fetch', 'squad'], {'--to'}),
-        (['export'], {'--out'}),
-        (['report'], {'RUNS'}),
-    ],
-)
-def test_messages_name_options_and_not_settings(gauntlet, tmp_path, monkeypatch, words, named):
-    monkeypatch.chdir(tmp_path)
-    status, out, err = gauntlet(*words)
-    assert (status, out, refused(err)) == (2, '', named)
+    (tmp_path / 'full').mkdir()
+    (tmp_path / 'full' / 'damaged.pt').write_bytes(b'not a checkpoint')
+    names = {
+        'MODEL': FIXTURES / 'models' / 'rotary_bos',
+        'TASKS': ROOT / 'yamls/tasks/gauntlet_v0.1.yaml',
+        'GAUNTLET': ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml',
+        'SCORE': ROOT / 'yamls/score',
+        'DATA': ROOT / 'eval_data',
+        'FULL': tmp_path / 'full',
+    }
+    for name, path in names.items():
+        command = command.replace(name, str(path))
+    status, out, err = gauntlet(*shlex.split(command))
+    assert (status, out, len(err.splitlines())) == (2, '', len(facts)), err
+    assert all(line.startswith('error: ') for line in err.splitlines())
+    assert [fact for fact in facts if fact not in err] == [], err
+    assert list(elsewhere.iterdir()) == []
