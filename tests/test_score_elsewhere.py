@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny
 from command_line import run_cli
 from composer.loggers import InMemoryLogger
 from recorded_runs import NAMES, problems_of, write_answers
-from score_runs import DRAWN, LEAD, ORDER, PROMPT, data_of, mean, read_lines, settings_of
+from score_runs import DRAWN, LEAD, ORDER, PROMPT, data_of, read_lines
 
-from llmfoundry_gauntlet import EvalGauntlet, evaluate
+from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.results.external import read_answers, score_answers
 from llmfoundry_gauntlet.tasks.base import draw_seed
 from llmfoundry_gauntlet.types import ItemKey
@@ -24,23 +23,19 @@ from llmfoundry_gauntlet.types import ItemKey
 @pytest.fixture
 def rows(write_jsonl, tmp_path: Path) -> Path:
     """Write one question of each data set, and short prompts."""
-    folder = tmp_path / 'data'
     law = {'question': 'Who?', 'options': ['he', 'she', 'it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}
     write_jsonl('data/score/mmlu_pro_test.jsonl', [law])
     sat = {'passage': None, 'question': 'How?', 'options': ['(A)x', '(B)y'], 'label': 'A'}
     write_jsonl('data/score/agieval_v1/sat-en.jsonl', [sat])
     write_jsonl('data/score/hendrycks_math/algebra.jsonl', [{'problem': '1+1?', 'solution': r'$\boxed{2}$'}])
     ask = {'prompt': '{question}{options}'}
-    prompts = {'option_order_robustness': ask, 'non_greedy_robustness': ask}
     numbered = [{'prompt': f'{number}. {{question}}{{options}}'} for number in range(10)]
-    (folder / 'score' / 'prompts').mkdir(parents=True)
-    for name in ('mmlu_pro', 'agieval'):
-        content = {**prompts, 'prompt_robustness': numbered}
-        (folder / 'score' / 'prompts' / f'{name}.json').write_text(json.dumps(content))
+    content = {'option_order_robustness': ask, 'non_greedy_robustness': ask, 'prompt_robustness': numbered}
     solve = {'prompt': '{question}'}
-    content = {'non_greedy_robustness': solve, 'prompt_robustness': [solve] * 10}
-    (folder / 'score' / 'prompts' / 'math.json').write_text(json.dumps(content))
-    return folder
+    of_math = {'non_greedy_robustness': solve, 'prompt_robustness': [solve] * 10}
+    for name, prompts in (('mmlu_pro', content), ('agieval', content), ('math', of_math)):
+        write_jsonl(f'data/score/prompts/{name}.json', [prompts])
+    return tmp_path / 'data'
 
 
 def exported(rows: Path, *entries: dict[str, Any], words: Iterable[Any] = ()) -> list[dict[str, Any]]:
@@ -63,12 +58,11 @@ def test_exported_lines_hold_all_that_a_server_needs(rows: Path):
         *(f'prompt:{number}' for number in range(10)),
         'non_greedy:7',
     ]
-    (drawn,) = [line for line in lines if line['temperature'] > 0]
-    key = ItemKey('score_mmlu_pro/0-shot', 0, variant='non_greedy:7')
+    drawn, key = lines[-1], ItemKey('score_mmlu_pro/0-shot', 0, variant='non_greedy:7')
     (task,) = data_of({'dataset': 'mmlu_pro', 'temperature': 0.5, 'seeds': [7]}, data_root=rows).suite.tasks
-    assert drawn['variant'] == 'non_greedy:7' and drawn['temperature'] == 0.5
+    assert (drawn['temperature'], drawn['top_p'], drawn['top_k']) == (0.5, 1.0, 0)
     assert drawn['seed'] == draw_seed(task.sampling('non_greedy:7'), key)
-    assert (drawn['top_p'], drawn['top_k']) == (1.0, 0)
+    assert {line['temperature'] for line in lines[:-1]} == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -131,11 +125,15 @@ ENTRIES = (
 )
 
 
-def test_answers_generated_elsewhere_are_scored(rows: Path, tmp_path: Path):
+def test_answers_generated_elsewhere_are_scored(rows: Path, tmp_path: Path, capsys):
     lines = exported(rows, *ENTRIES)
     assert len(lines) == (3 + 10 + 5) + (2 + 10) + (10 + 2)
     path = write_answers(rows, answers_to(lines)[::-1])
     common = ['--score', rows / 'score.yaml', '--data-root', rows]
+    assert run_cli('validate', *common) == 0
+    printed = capsys.readouterr().out
+    assert '3 SCORE datasets' in printed and '42 rows of 3 tasks' in printed
+    assert 'warning: score_agieval: ' in printed and 'sat-math' in printed
     assert run_cli('run', '--outputs', path, *common, '--out', tmp_path / 'out') == 0
     record = json.loads((tmp_path / 'out' / 'results.json').read_text())
     perturbations = {'mmlu_pro': (ORDER, PROMPT, DRAWN), 'agieval': (ORDER, PROMPT), 'math': (PROMPT, DRAWN)}
@@ -153,94 +151,66 @@ def test_answers_generated_elsewhere_are_scored(rows: Path, tmp_path: Path):
     for dataset, name in (('math', ORDER), ('agieval', DRAWN)):  # likelihoods are not drawn
         assert list(record['score'][dataset]['perturbations'][name]) == ['reason']
         assert not any(key.startswith(f'icl/metrics/score/{dataset}/{name}/') for key in record['metrics'])
+    absent = ['sat-math', 'lsat-lr', 'lsat-rc', 'logiqa-en', 'aqua-rat', 'lsat-ar']
+    assert record['score']['agieval']['absent_files'] == absent
     samples = read_lines(tmp_path / 'out' / 'samples' / 'score_math_0-shot.jsonl')
     assert {sample['answer'] for sample in samples} == {'2'}
 
 
-def test_samples_have_one_line_per_item_and_variant_in_row_order(tiny_llamas: Path, tmp_path: Path):
+def test_results_are_in_the_order_of_rows_and_prompts_and_only_mmlu_pro_is_macro(tmp_path: Path):
     """Mutation: variants and files sorted by name."""
-    entry = {'dataset': 'agieval', 'answers': 'likelihood', 'subset_items': 7, 'perturbations': [ORDER, PROMPT]}
-    ours = evaluate(tiny_llamas / 'plain', device='cpu', **settings_of(entry)).results['score_agieval/0-shot']
-    lines = [
-        {**dict(zip(NAMES, ('score_agieval', 0, key.file, key.row, key.variant, 0), strict=True)), 'logprobs': values}
-        for key, values in ((result.key, result.logprobs) for result in ours)
-    ]
-    theirs = score_answers(data_of(entry), read_answers(write_answers(tmp_path, lines)))
-    assert [result.key for result in theirs.results['score_agieval/0-shot']] == [result.key for result in ours]
-    assert [result.score for result in theirs.results['score_agieval/0-shot']] == [result.score for result in ours]
-
-
-@pytest.mark.parametrize('dataset', ['mmlu_pro', 'agieval'])
-def test_accuracy_is_macro_only_for_mmlu_pro(tmp_path: Path, dataset: str):
-    """20 of our questions with random answers: 14 categories of one or two, 7 files of two or three."""
-    entry = {'dataset': dataset, 'subset_items': 20, 'perturbations': [ORDER], 'answers': 'likelihood'}
-    data, draws = data_of(entry), np.random.default_rng(3)
-    (examples,) = data.examples.values()
-    lines, credits = [], {}
-    for example in examples:
-        values = (-draws.random(len(example.content.options))).tolist()
-        names = (f'score_{dataset}', 0, example.file, example.row, example.variant, 0)
-        lines.append({**dict(zip(NAMES, names, strict=True)), 'logprobs': values})
-        question = credits.setdefault(example.category, {}).setdefault((example.file, example.row), [])
-        question.append(float(np.argmax(values) == example.content.gold))
-    scored = score_answers(data, read_answers(write_answers(tmp_path, lines)))
-    score = scored.robustness[dataset][ORDER]
-    micro = mean(mean(group) for questions in credits.values() for group in questions.values())
-    macro = mean(mean(map(mean, questions.values())) for questions in credits.values())
-    assert (score.accuracy_micro.value, score.accuracy_macro.value) == (pytest.approx(micro), pytest.approx(macro))
-    assert abs(micro - macro) > 1e-5
-    assert score.accuracy == (score.accuracy_macro if dataset == 'mmlu_pro' else score.accuracy_micro)
-    assert score.consistency_rate.value < 0.6
+    entry = {'dataset': 'agieval', 'answers': 'likelihood', 'subset_items': 15, 'perturbations': [ORDER, PROMPT]}
+    data = data_of(entry)
+    keys, lines = [], []
+    for one in data.examples['score_agieval/0-shot']:
+        keys.append((one.file, one.row, one.variant))
+        logprobs = [-1.0 - (place - one.row) % 4 for place in range(len(one.content.options))]
+        name = dict(zip(NAMES, ('score_agieval', 0, *keys[-1], 0), strict=True))
+        lines.append({**name, 'logprobs': logprobs})
+    found = score_answers(data, read_answers(write_answers(tmp_path, lines[::-1])))
+    results = found.results['score_agieval/0-shot']
+    assert [(one.key.file, one.key.row, one.key.variant) for one in results] == keys
+    score = found.robustness['agieval'][PROMPT]
+    assert score.accuracy == score.accuracy_micro != score.accuracy_macro
 
 
 def test_missing_duplicate_and_unknown_variants_are_named(rows: Path, tmp_path: Path):
-    answers = answers_to(exported(rows, *ENTRIES))
-    names = {(one['task'], one['variant']): one for one in answers}
-    left_out = [('score_mmlu_pro', 'option_order:B'), ('score_math', 'prompt:3'), ('score_math', 'prompt:4')]
-    kept = [one for name, one in names.items() if name not in left_out]
+    answers = {(one['task'], one['variant']): one for one in answers_to(exported(rows, *ENTRIES))}
+    for name in (('score_mmlu_pro', 'option_order:B'), ('score_math', 'prompt:3'), ('score_math', 'prompt:4')):
+        del answers[name]
+    twice, of_math, law = (answers[f'score_{name}', 'prompt:0'] for name in ('agieval', 'math', 'mmlu_pro'))
     wrong = [
-        names['score_agieval', 'prompt:0'],
-        {**names['score_math', 'prompt:0'], 'variant': 'prompt:10'},
-        {**names['score_math', 'prompt:0'], 'file': 'geometry'},
-        {**names['score_mmlu_pro', 'prompt:0'], 'variant': None},
-        {**names['score_mmlu_pro', 'prompt:0'], 'variant': 3},
+        (twice, 'score_agieval/0-shot, sat-en, row 0, prompt:0 was answered already at line '),
+        ({**of_math, 'variant': 'prompt:10'}, 'score_math/0-shot, algebra, row 0, prompt:10 is not an item'),
+        ({**of_math, 'file': 'geometry'}, 'score_math/0-shot, geometry, row 0, prompt:0 is not an item'),
+        ({**law, 'variant': None}, 'score_mmlu_pro/0-shot, row 0 is not an item'),
+        ({**law, 'variant': 3}, 'variant: is 3'),
     ]
-    first = kept.index(names['score_agieval', 'prompt:0']) + 1
-    place = len(kept) + 1
-    facts = [
-        (f'line {place}: score_agieval/0-shot, sat-en, row 0, prompt:0', f'line {first}'),
-        (f'line {place + 1}: score_math/0-shot, algebra, row 0, prompt:10', ''),
-        (f'line {place + 2}: score_math/0-shot, geometry, row 0, prompt:0', ''),
-        (f'line {place + 3}: score_mmlu_pro/0-shot, row 0', ''),
-        (f'line {place + 4}: variant', ''),
-        ('score_mmlu_pro/0-shot, row 0, option_order:B', 'no answer'),
-        ('score_math/0-shot, algebra, row 0, prompt:3', 'no answer'),
-        ('score_math/0-shot, algebra, row 0, prompt:4', 'no answer'),
-    ]
-    problems = problems_of(data_of(*ENTRIES, data_root=rows), write_answers(rows, [*kept, *wrong]))
-    for problem, (start, fact) in zip(problems, facts, strict=True):
-        assert problem.startswith(start) and fact in problem
+    lines = [*answers.values(), *(line for line, _ in wrong)]
+    facts = [f'line {place}: {fact}' for place, (_, fact) in enumerate(wrong, len(answers) + 1)]
+    missing = ['score_mmlu_pro/0-shot, row 0, option_order:B']
+    missing += [f'score_math/0-shot, algebra, row 0, prompt:{number}' for number in (3, 4)]
+    problems = problems_of(data_of(*ENTRIES, data_root=rows), write_answers(rows, lines))
+    for problem, fact in zip(problems, [*facts, *(f'{name}: there is no answer' for name in missing)], strict=True):
+        assert problem.startswith(fact)
 
 
 def test_allow_missing_scores_the_other_items(rows: Path, tmp_path: Path, capsys):
     answers = answers_to(exported(rows, *ENTRIES))
-    few = [one for one in answers if one['variant'] not in ('option_order:C', 'non_greedy:2') or one['file']]
-    path = write_answers(rows, few)
+    path = write_answers(rows, [one for one in answers if one['file'] or one['variant'] != 'option_order:C'])
     common = ['--score', rows / 'score.yaml', '--data-root', rows, '--outputs', path]
     assert run_cli('run', *common, '--out', tmp_path / 'no') == 2
-    error = capsys.readouterr().err
-    assert 'score_mmlu_pro/0-shot, row 0, option_order:C: ' in error
+    assert 'score_mmlu_pro/0-shot, row 0, option_order:C: ' in capsys.readouterr().err
     assert run_cli('run', *common, '--out', tmp_path / 'out', '--allow-missing') == 0
     record = json.loads((tmp_path / 'out' / 'results.json').read_text())
-    order = record['score']['mmlu_pro']['perturbations'][ORDER]
-    assert order['accuracy'] == {'value': 1.0}
-    assert (order['num_questions'], order['num_incomplete']) == (1, 1)
-    assert list(order['consistency_rate']) == list(order['accuracy_by_variant']['option_order:C']) == ['reason']
-    assert record['metrics']['gauntlet/unscored_items'] == 2
-    assert record['score']['mmlu_pro']['perturbations'][PROMPT]['consistency_rate'] == {'value': 1.0}
-    sample = read_lines(tmp_path / 'out' / 'samples' / 'score_mmlu_pro_0-shot.jsonl')
-    unscored = [one['variant'] for one in sample if one['status'] == 'unscored']
-    assert sorted(unscored) == ['non_greedy:2', 'option_order:C']
+    found = record['score']['mmlu_pro']['perturbations']
+    assert found[ORDER]['accuracy'] == found[PROMPT]['consistency_rate'] == {'value': 1.0}
+    assert (found[ORDER]['num_questions'], found[ORDER]['num_incomplete']) == (1, 1)
+    assert list(found[ORDER]['consistency_rate']) == ['reason']
+    assert list(found[ORDER]['accuracy_by_variant']['option_order:C']) == ['reason']
+    assert record['metrics']['gauntlet/unscored_items'] == 1
+    samples = read_lines(tmp_path / 'out' / 'samples' / 'score_mmlu_pro_0-shot.jsonl')
+    assert [one['variant'] for one in samples if one['status'] == 'unscored'] == ['option_order:C']
 
 
 def test_tasks_and_score_are_exported_together_and_without_either_the_gauntlet(rows: Path, tmp_path: Path, capsys):
