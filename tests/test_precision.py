@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from clustered_items import item
 from command_line import run_cli
-from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.cli.watch import training_settings
 from llmfoundry_gauntlet.config.settings import PrecisionTarget, decode_settings
-from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, with_subsets
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
 from llmfoundry_gauntlet.evaluation.precision import precision_plan, variance_factors
-from llmfoundry_gauntlet.metrics.comparison import spread_of_file
-from llmfoundry_gauntlet.metrics.composites import compute_composites
-from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
-from llmfoundry_gauntlet.types import Example, ItemResult, Measure
 
-ROOT_OF_DATA = SHARED_DATA / 'local_data'
-DRAWS = 4
 
 SIZES = {'guess': 400, 'topics': 300, 'write': 1000, 'tiny': 20, 'extra': 500}
 BASELINES = {'guess': 0.5, 'topics': 0.25, 'write': 0.0, 'tiny': 0.5}
@@ -41,31 +29,23 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp('precision')
     tasks = []
     for label, size in SIZES.items():
-        rows: list[dict[str, Any]] = [
-            {'query': f'{label} {row}?', 'choices': ['a', 'b'], 'gold': 0} for row in range(size)
-        ]
+        row: dict[str, Any] = {'choices': ['a', 'b'], 'gold': 0}
+        task = {'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
         if label == 'write':
-            rows = [{'context': f'What is {row}?', 'answer': 'so ' * 20} for row in range(size)]
-        for row, one in enumerate(rows):
-            one.update({'category': TOPICS[row % 5]} if label == 'topics' else {})
+            row, task['icl_task_type'] = {'answer': 'so ' * 20}, 'generation_task_with_answers'
+        if label == 'topics':
+            task['has_categories'] = True
+        rows = [{'query': f'{label} {n}?', 'context': f'{n}?', 'category': TOPICS[n % 5], **row} for n in range(size)]
         (folder / f'{label}.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-        kind = 'generation_task_with_answers' if label == 'write' else 'multiple_choice'
-        task = {'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [0], 'icl_task_type': kind}
-        tasks.append({**task, 'has_categories': True} if label == 'topics' else task)
-    categories = [
-        {
-            'name': name,
-            'benchmarks': [{'name': label, 'num_fewshot': 0, 'random_baseline': BASELINES[label]} for label in labels],
-        }
-        for name, labels in (('one', ['guess', 'topics']), ('two', ['write', 'tiny']))
-    ]
+        tasks.append(task)
+
+    def category(name: str, *labels: str) -> dict[str, Any]:
+        benchmarks = [{'name': one, 'num_fewshot': 0, 'random_baseline': BASELINES[one]} for one in labels]
+        return {'name': name, 'benchmarks': benchmarks}
+
+    categories = [category('one', 'guess', 'topics'), category('two', 'write', 'tiny')]
     averages = {'first': ['one'], 'gauntlet_average': ['one', 'two']}
-    return {
-        'tasks': tasks,
-        'gauntlet': {'categories': categories, 'averages': averages},
-        'data_root': str(folder),
-        'save_folder': None,
-    }
+    return {'tasks': tasks, 'gauntlet': {'categories': categories, 'averages': averages}, 'data_root': str(folder)}
 
 
 def load(settings: dict[str, Any], **changes: Any) -> EvaluationData:
@@ -219,70 +199,3 @@ def test_the_command_exports_and_records_the_subset(settings, tmp_path: Path):
     assert record['tasks']['write/0-shot']['subset_items'] == expected['write']
     average = record['composites']['averages']['gauntlet_average']
     assert 0 < average['standard_error_of_file'] < average['standard_error']
-
-
-# The published files, with simulated outcomes of models near chance and in mid-training.
-
-
-@pytest.fixture(scope='module')
-def published() -> EvaluationData:
-    """Return the tasks of the Gauntlet whose published files are here, each with its rows, and their gauntlet."""
-    if not ROOT_OF_DATA.is_dir():
-        pytest.skip('the published files are not here')
-    tasks = read_yaml(ROOT / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml')['icl_tasks']
-    tasks = [task for task in tasks if (ROOT_OF_DATA / task['dataset_uri']).is_file()]
-    block = read_yaml(ROOT / 'yamls' / 'gauntlets' / 'eval_gauntlet_v0.1.yaml')['eval_gauntlet']
-    labels = {task['label'] for task in tasks}
-    for category in block['categories']:
-        category['benchmarks'] = [one for one in category['benchmarks'] if one['name'] in labels]
-    settings = {'tasks': tasks, 'gauntlet': block, 'data_root': str(ROOT_OF_DATA), 'save_folder': None}
-    return load_data(decode_settings(settings))
-
-
-Items = dict[str, list[tuple[ItemResult, ItemResult]]]  # wrong and right
-
-
-@pytest.fixture(scope='module')
-def items(published: EvaluationData) -> Items:
-    def both(key: str, one: Example) -> tuple[ItemResult, ItemResult]:
-        wrong = item(one.row, 0.0, one.cluster, task=key, category=one.category)
-        return wrong, replace(wrong, score=1.0)
-
-    return {key: [both(key, one) for one in examples] for key, examples in published.examples.items()}
-
-
-def average(data: EvaluationData, results: Mapping[str, Sequence[ItemResult]]) -> Measure:
-    scores = {
-        key: task_score(key, [accuracy('Accuracy')], found, file_sizes=data.file_sizes_of(data.tasks[key]))
-        for key, found in results.items()
-    }
-    accuracies = {key: score.accuracy for key, score in scores.items()}
-    sizes = {key: score.num_items for key, score in scores.items()}
-    return compute_composites(data.suite.gauntlet, accuracies, sizes, reference=False).averages['gauntlet_average']
-
-
-@pytest.mark.long
-def test_the_error_of_the_average_is_5_percent_above_that_of_all_items(published: EvaluationData, items: Items):
-    """And the average over the subset is as far from that over the whole files as its error says."""
-    plan = precision_plan(published.suite.tasks, published.examples, published.suite.gauntlet)
-    part = with_subsets(published, plan.subsets(0.05))
-    assert sum(map(len, part.subsets.values())) < sum(plan.whole.values()) / 5
-    random = np.random.default_rng(1)
-    baselines = {one.key: one.random_baseline for of in published.suite.gauntlet.categories for one in of.benchmarks}
-    ratios, strays = {}, []
-    for case in ('near chance', 'mid-training'):
-        found = []
-        for _ in range(DRAWS):
-            whole, taken = {}, {}
-            for key, pairs in items.items():
-                chance = baselines[key] if case == 'near chance' else (1 + baselines[key]) / 2
-                rights = random.random(len(pairs)) < chance
-                whole[key] = [pair[right] for pair, right in zip(pairs, rights.tolist(), strict=True)]
-                rows = {example.row for example in part.asked(key)}
-                taken[key] = [one for one in whole[key] if one.key.row in rows]
-            of_all, of_part = average(published, whole), average(part, taken)
-            found.append(of_part.standard_error / of_all.standard_error)
-            strays.append((of_part.value - of_all.value) / spread_of_file(of_part.spread).standard_error)
-        ratios[case] = float(np.mean(found))
-    assert max(ratios.values()) == pytest.approx(1.05, abs=0.01)
-    assert math.sqrt(np.mean(np.square(strays))) == pytest.approx(1, abs=0.6)
