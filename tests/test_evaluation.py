@@ -11,28 +11,36 @@ from llmfoundry_gauntlet.evaluation.run import composites_of, plan_evaluation, p
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
 
+def task_of(label='mc', uri='rows.jsonl', **changes):
+    task = {'label': label, 'dataset_uri': uri, 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+    return {**task, **changes}
+
+
+def data_of(root, *tasks, **settings):
+    return load_data(decode_settings({'tasks': list(tasks), 'data_root': str(root), **settings}))
+
+
+def rows_of(*queries, **more):
+    return [{'query': query, 'choices': ['yes', 'no'], 'gold': 0, **more} for query in queries]
+
+
 @pytest.fixture
 def prepared(write_jsonl, tmp_path, character_tokenizer):
     """Prepare three items of about 15, 45 and 15 tokens, one per character; the last contains a 'z'."""
-    queries = ['one and one?', 'one and one and one and one and one and?', 'z and one?']
-    rows = [{'query': query, 'choices': ['yes', 'no'], 'gold': 0} for query in queries]
-    write_jsonl('rows.jsonl', rows)
-    task = {'label': 'mc', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
-    data = load_data(decode_settings({'tasks': [task], 'data_root': str(tmp_path)}))
-    return prepare_evaluation(data, Encoder(character_tokenizer), max_seq_len=64)
+    queries = ('one and one?', 'one and one and one and one and one and?', 'z and one?')
+    write_jsonl('rows.jsonl', rows_of(*queries))
+    return prepare_evaluation(data_of(tmp_path, task_of()), Encoder(character_tokenizer), max_seq_len=64)
 
 
 def test_tokens_per_batch_below_the_longest_request_is_raised_with_a_warning(prepared, caplog):
+    assert plan_evaluation(prepared, tokens_per_batch=64).tokens_per_batch == 64
+    assert not caplog.records
     with caplog.at_level(logging.WARNING):
         planned = plan_evaluation(prepared, tokens_per_batch=5)
     assert planned.tokens_per_batch == max(batch.num_tokens for batch in planned.batches) > 40
     (record,) = caplog.records
     assert 'tokens_per_batch is 5' in record.message and str(planned.tokens_per_batch) in record.message
-
-
-def test_sufficient_tokens_per_batch_is_kept(prepared, caplog):
-    assert plan_evaluation(prepared, tokens_per_batch=64).tokens_per_batch == 64
-    assert not caplog.records
+    assert prepared.longest == len('^one and one and one and one and one and?ye')  # the last is never an input
 
 
 def test_requests_with_a_hidden_token_run_in_padded_rows(prepared, character_tokenizer):
@@ -43,27 +51,11 @@ def test_requests_with_a_hidden_token_run_in_padded_rows(prepared, character_tok
     assert layouts == {0: STREAM, 1: STREAM, 2: PADDED_ROWS}
 
 
-def test_longest_is_the_longest_row(prepared):
-    rows = [
-        len(context) + len(continuation) - 1
-        for request in prepared.score_requests
-        for context, continuation in zip(request.contexts, request.continuations, strict=True)
-    ]
-    assert prepared.longest == max(rows)
-
-
-def warnings_of(write_jsonl, tmp_path, rows, **changes):
-    write_jsonl('rows.jsonl', rows)
-    task = {'label': 'mc', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
-    return load_data(decode_settings({'tasks': [{**task, **changes}], 'data_root': str(tmp_path)})).warnings
-
-
 @pytest.mark.parametrize(('wanted', 'own', 'asked'), [(3, 200, 3), (300, 200, 200), (None, 200, 200), (3, None, 3)])
 def test_the_smaller_of_two_subset_sizes_counts(wanted, own, asked):
     """Mutation: the dataset's own one, which hid --limit for every shipped SCORE file."""
     score = [{'dataset': 'math', 'subset_items': own}]
-    settings = decode_settings({'score': score, 'data_root': str(ROOT / 'eval_data'), 'subset_items': wanted})
-    data = load_data(settings)
+    data = load_data(decode_settings({'score': score, 'data_root': str(ROOT / 'eval_data'), 'subset_items': wanted}))
     (task,) = data.tasks.values()
     assert task.spec.subset_items == asked
     questions = {(example.file, example.row) for example in data.examples['score_math/0-shot']}
@@ -84,7 +76,8 @@ CATEGORIES = ['a'] * 3 + ['b'] * 12
 )
 def test_too_few_rows_for_the_shots_are_a_warning_with_both_numbers(write_jsonl, tmp_path, num_rows, changes, named):
     rows = [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': 0, 'category': CATEGORIES[i]} for i in range(num_rows)]
-    found = warnings_of(write_jsonl, tmp_path, rows, **changes)
+    write_jsonl('rows.jsonl', rows)
+    found = data_of(tmp_path, task_of(**changes)).warnings
     assert len(found) == (named is not None)
     assert all(text in found[0] for text in named or ())
 
@@ -92,7 +85,8 @@ def test_too_few_rows_for_the_shots_are_a_warning_with_both_numbers(write_jsonl,
 def test_repeated_choices_are_one_warning_with_their_number(write_jsonl, tmp_path):
     choices = [['yes', 'no', 'no'], ['yes', 'yes', 'no'], ['yes', 'no', 'perhaps']]
     rows = [{'query': f'{i}?', 'choices': choices[i % 3], 'gold': 0} for i in range(9)]
-    (found,) = warnings_of(write_jsonl, tmp_path, rows, num_fewshot=[0, 1])
+    write_jsonl('rows.jsonl', rows)
+    (found,) = data_of(tmp_path, task_of(num_fewshot=[0, 1])).warnings
     assert 'mc: 6 of 9 rows have a choice twice, 3 of them the right one' in found
 
 
@@ -109,11 +103,10 @@ def test_truncated_prompts_are_one_line_with_the_shots_that_are_left(
     write_jsonl, tmp_path, character_tokenizer, caplog, max_seq_len, truncation, kept, logged
 ):
     """A prompt is bos, shots of 6 tokens ('0? yes'), the question of 2, each after a line feed, and 'yes' of 3."""
-    write_jsonl('rows.jsonl', [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': 0} for i in range(5)])
-    write_jsonl('long.jsonl', [{'query': 'a long one?', 'choices': ['yes', 'no'], 'gold': 0}])
-    task = {'label': 'mc', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [4], 'icl_task_type': 'multiple_choice'}
-    tasks = [task, {**task, 'label': 'long', 'dataset_uri': 'long.jsonl', 'num_fewshot': [0]}]
-    data = load_data(decode_settings({'tasks': tasks, 'data_root': str(tmp_path), 'truncation': truncation}))
+    write_jsonl('rows.jsonl', rows_of(*(f'{i}?' for i in range(5))))
+    write_jsonl('long.jsonl', rows_of('a long one?'))
+    tasks = (task_of(num_fewshot=[4]), task_of('long', 'long.jsonl'))
+    data = data_of(tmp_path, *tasks, truncation=truncation)
     with caplog.at_level(logging.WARNING):
         prepared = prepare_evaluation(data, Encoder(character_tokenizer), max_seq_len=max_seq_len)
     shots = [item.num_shots for key, item in prepared.items.items() if key.task == 'mc/4-shot']
@@ -122,32 +115,28 @@ def test_truncated_prompts_are_one_line_with_the_shots_that_are_left(
 
 
 def test_sample_data_is_one_warning_line_at_the_start(write_jsonl, tmp_path):
-    tasks = [
-        {'label': name, 'dataset_uri': uri, 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
-        for name, uri in (('copa', 'commonsense_reasoning/copa.jsonl'), ('mine', str(tmp_path / 'rows.jsonl')))
-    ]
-    write_jsonl('rows.jsonl', [{'query': '?', 'choices': ['yes', 'no'], 'gold': 0}])
-    data = load_data(decode_settings({'tasks': tasks, 'data_root': str(ROOT / 'eval_data')}))
+    write_jsonl('rows.jsonl', rows_of('?'))
+    tasks = (task_of('copa', 'commonsense_reasoning/copa.jsonl'), task_of('mine', str(tmp_path / 'rows.jsonl')))
+    data = data_of(ROOT / 'eval_data', *tasks)
     assert data.origins == {'copa/0-shot': 'sample', 'mine/0-shot': 'own'}
     (found,) = data.warnings
     assert found.startswith('sample data, not the benchmark, in 1 of 2 tasks (copa/0-shot); gauntlet data fetch --to')
 
 
 def test_missing_files_are_one_error_or_skipped_with_the_reason_of_their_composites(write_jsonl, tmp_path):
-    write_jsonl('rows.jsonl', [{'query': '?', 'choices': ['yes', 'no'], 'gold': 0}])
+    write_jsonl('rows.jsonl', rows_of('?'))
     uris = {'mine': 'rows.jsonl', 'copa': 'commonsense_reasoning/copa.jsonl', 'other': 'other.jsonl'}
-    common = {'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
-    tasks = [{'label': label, 'dataset_uri': uri, **common} for label, uri in uris.items()]
+    tasks = [task_of(label, uri) for label, uri in uris.items()]
     categories = [{'name': name, 'benchmarks': [{'name': name, 'num_fewshot': 0}]} for name in (*uris, 'absent')]
-    settings = {'tasks': tasks, 'data_root': str(tmp_path), 'gauntlet': {'categories': categories}}
+    gauntlet = {'categories': categories}
     with pytest.raises(ConfigError, match='no task provides 1 of 4 benchmarks: absent/0-shot'):
-        load_data(decode_settings(settings))
+        data_of(tmp_path, *tasks, gauntlet=gauntlet)
     with pytest.raises(DataError) as raised:
-        load_data(decode_settings({**settings, 'gauntlet': None}))
+        data_of(tmp_path, *tasks)
     (problem,) = raised.value.problems
     assert problem.startswith(f'2 of 3 data files are missing below {tmp_path}: {uris["copa"]}, {uris["other"]}; ')
     assert f'`gauntlet data fetch copa --to {tmp_path}`' in problem and '--missing skip' in problem
-    data = load_data(decode_settings({**settings, 'missing': 'skip'}))
+    data = data_of(tmp_path, *tasks, gauntlet=gauntlet, missing='skip')
     assert list(data.tasks) == ['mine/0-shot']
     assert data.unsupported == {
         'absent/0-shot': 'no task provides it',
@@ -158,4 +147,4 @@ def test_missing_files_are_one_error_or_skipped_with_the_reason_of_their_composi
     assert 'copa/0-shot (its data file is missing)' in composites.categories['copa'].reason
     assert 'absent/0-shot (no task provides it)' in composites.categories['absent'].reason
     with pytest.raises(DataError, match='1 of 1 data files are missing'):  # nothing is left to run
-        load_data(decode_settings({'tasks': tasks[1:2], 'data_root': str(tmp_path), 'missing': 'skip'}))
+        data_of(tmp_path, tasks[1], missing='skip')
