@@ -36,7 +36,6 @@ SLOW = [
     'engine/test_cuda',
     'engine/test_generate',
     'engine/test_generate_models',
-    'engine/test_kv_cache',
     'engine/test_logits',
     'engine/test_model',
     'engine/test_plan',

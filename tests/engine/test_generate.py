@@ -19,7 +19,7 @@ import pytest
 import torch
 from generations import LAYOUT_OF, generator_of, letters, request, tokens
 
-from llmfoundry_gauntlet.engine import generate
+from llmfoundry_gauntlet.engine import generate, kv_cache
 from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM, Usage
 from llmfoundry_gauntlet.engine.logits import output_layer, uniform_draws
 from llmfoundry_gauntlet.errors import ModelError
@@ -28,6 +28,16 @@ from llmfoundry_gauntlet.types import GenerateRequest, Sampling, StopRule
 NUMBERS_OF_SLOTS = (1, 2, 4, 50)
 # One family for each layout.
 FAMILY_OF = {PROMPT_STREAM: 'qwen2', CACHE: 'llama', NO_CACHE: 'gpt_bigcode'}
+
+
+@pytest.fixture(autouse=True, scope='module')
+def columns_that_soon_end():
+    """Make the KV cache grow every other step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_cache, 'GROWTH', 2)
+        yield
+
+
 every_layout = pytest.mark.parametrize('layout', GENERATION_LAYOUTS)
 
 
@@ -128,17 +138,22 @@ def test_usage_counts_padding_and_repeated_tokens():
 @every_layout
 @pytest.mark.parametrize('tokens_per_batch', [1, 50, 130])
 def test_forwards_keep_to_tokens_per_batch(layout: str, tokens_per_batch: int):
-    """Except for a single long prompt. Mutations: as many prompts as slots; as many whole rows as cached ones."""
-    model, forwards = networks.network(FAMILY_OF[layout]), []
+    """Except for a single prompt of up to 44 tokens with its generation, the longest of all.
+
+    Mutations: as many prompts as slots; as many whole rows as cached ones; columns that no slot uses are kept.
+    """
+    model, forwards, columns = networks.network(FAMILY_OF[layout]), [], []
 
     def count(_: Any, args: tuple, kwargs: dict) -> None:
         forwards.append((kwargs['input_ids'].numel(), len(kwargs['input_ids'])))
+        columns.append(kwargs['attention_mask'].shape[-1])
 
     model.register_forward_pre_hook(count, with_kwargs=True)
     generations.run(generator_of(model, layout), generations.mixed_requests(), 8, tokens_per_batch=tokens_per_batch)
     shared = [num_tokens for num_tokens, rows in forwards if rows > 1 or layout == PROMPT_STREAM]
     assert max(shared, default=0) <= max(tokens_per_batch, 44)
     assert max(shared, default=0) > 44 or tokens_per_batch < 130
+    assert max(columns) <= 44 + 2 * kv_cache.GROWTH
 
 
 @every_layout

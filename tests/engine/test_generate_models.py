@@ -16,7 +16,7 @@ from networks import draw
 from llmfoundry_gauntlet.engine.continuous import plan_continuous_batches
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import DecodingLoop, Prompt
-from llmfoundry_gauntlet.engine.kv_cache import KVCache
+from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.types import GenerateRequest
 
 HIDDEN = 7
@@ -145,3 +145,17 @@ def test_a_nan_prompt_does_not_affect_prompts_with_the_same_prefix(num_slots: in
     found = generations.run(generator_of(model, PROMPT_STREAM), requests, num_slots, tokens_per_batch=1000)
     assert [(one.text, one.is_finite) for one in found] == expected
     assert len(taken_back) == (0 if num_slots == 1 else min(num_slots, 4))
+
+
+@pytest.mark.parametrize(('counts_masked', 'positions'), [(True, [0, 1, 2, 3]), (False, [0, 0, 1, 2])])
+def test_positions_of_biases_count_masked_tokens_as_the_model_does(counts_masked: bool, positions: list[int]):
+    """A prompt of three tokens, the second masked, and a step: MPT counts columns, Bloom the tokens that are seen."""
+    cache = KVCache(1, longest_context=3, device=networks.CPU)
+    cache.enter([3], torch.tensor([[True, False, True]]))
+    prompt = CachedAttention(cache, 3, None, counts_masked=counts_masked)
+    assert prompt.positions[0].tolist() == positions[:3]
+    assert prompt.seen[0].int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]  # a masked token sees itself
+    cache.step()
+    step = CachedAttention(cache, 1, None, counts_masked=counts_masked)
+    assert step.positions[0, :4].tolist() == positions
+    assert step.seen[0, 0, :5].int().tolist() == [1, 0, 1, 1, 0]
