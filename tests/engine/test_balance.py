@@ -62,17 +62,21 @@ def test_batches_of_any_prefix_group_are_assigned(family_sizes: list[int], costs
             assert batch.prefix is None or batch.prefix is cached
 
 
-@pytest.mark.parametrize(('num_ranks', 'waiting'), [(2, 0.08), (8, 0.2), (64, 0.5)])
-def test_ranks_have_similar_tokens_and_wait_little(sample_rows: PlannedEvaluation, num_ranks: int, waiting: float):
-    """The busiest rank is less than 5 % above the mean; `waiting` is the cost of the costliest part of each step above.
+@pytest.mark.parametrize(('num_ranks', 'waiting', 'repeated'), [(2, 0.08, 0.002), (8, 0.2, 0.03), (64, 0.5, 0.12)])
+def test_ranks_have_similar_tokens_wait_little_and_repeat_little(
+    sample_rows: PlannedEvaluation, num_ranks: int, waiting: float, repeated: float
+):
+    """`waiting` is the cost of the costliest batch of each step above the mean, `repeated` a share of all tokens.
 
-    Mutations: units of a round in the order of ranks; rounds start with the cheapest; no forwards repeated.
+    Mutations: units of a round in the order of ranks; rounds start with the cheapest; batches run twice.
     """
     ranks = assign(sample_rows.batches, num_ranks=num_ranks)
     tokens = [sum(batch.num_tokens for batch in mine) for mine in ranks]
     assert max(tokens) < 1.05 * np.mean(tokens)
     costs = np.array([[batch.cost for batch in mine] for mine in ranks])
     assert costs.max(axis=0).sum() < (1 + waiting) * costs.mean(axis=0).sum()
+    once = {id(one if one.trees else one.prefix): one.num_tokens for mine in ranks for one in mine}
+    assert sum(once.values()) > (1 - repeated) * sum(tokens)
 
 
 def test_a_step_runs_a_prefix_on_all_ranks_or_none(sample_rows: PlannedEvaluation):
