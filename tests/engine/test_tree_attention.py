@@ -74,12 +74,6 @@ def test_attention_sees_only_ancestors(monkeypatch, name: str, block: int, queri
     networks.check_against_bare_forwards(model, requests, outputs)
 
 
-def calls(stream: Stream, device: torch.device = CPU) -> list[tuple[int, int, list[int], bool]]:
-    """Return the query bounds and keys of each call, and whether it is a chain."""
-    places = torch.arange(len(stream.tokens) + int(stream.depths[0]))
-    return [(span.start, span.stop, span.of(places, 0).tolist(), span.chain) for span in spans_of(stream, device)]
-
-
 def four_trees() -> Stream:
     """Return a context of 4 with branches of 3 and 2, a chain of 5, and two single tokens."""
     return lay_out_stream(
@@ -97,36 +91,6 @@ def test_a_tree_is_laid_out_depth_first_with_its_longest_branch_first():
     stream = lay_out_stream([tree_of([request(0, [7, 8], [[1, 5], [9, 4, 3, 6]])])])
     assert stream.tokens.tolist() == [7, 8, 9, 4, 3, 1]
     assert stream.reads.tolist() == [1, 5, 1, 2, 3, 4]
-
-
-def test_calls_are_trees_or_parts_of_them(monkeypatch):
-    single = [(14, 15, [14], True), (15, 16, [15], True)]
-    chain = (9, 14, [9, 10, 11, 12, 13], True)
-    assert calls(four_trees()) == [(0, 9, [*range(9)], False), chain, *single]
-    monkeypatch.setitem(attending.CALL, 'cpu', 10)  # the second branch goes without the first
-    monkeypatch.setattr(attending, 'COPY', 0)
-    assert calls(four_trees()) == [(0, 7, [*range(7)], True), (7, 9, [0, 1, 2, 3, 7, 8], False), chain, *single]
-    monkeypatch.setitem(attending.CALL, 'cpu', 0)
-    monkeypatch.setattr(attending, 'PIECE', 3)
-    cut_chain = [(9, 12, [9, 10, 11], True), (12, 14, [*range(9, 14)], False)]
-    first = [(0, 3, [0, 1, 2], True), (3, 6, [*range(6)], False), (6, 7, [*range(7)], False)]
-    assert calls(four_trees()) == [*first, (7, 9, [0, 1, 2, 3, 7, 8], False), *cut_chain, *single]
-
-
-def test_small_trees_share_a_call_on_a_gpu(monkeypatch):
-    monkeypatch.setitem(attending.BLOCK, 'cuda', 2)
-    whole = [(0, 9, [*range(9)], False), (9, 14, [*range(9, 14)], True)]
-    assert cuda_calls(four_trees()) == [*whole, (14, 16, [14, 15], False)]
-    monkeypatch.setitem(attending.BLOCK, 'cuda', 512)
-    assert cuda_calls(four_trees()) == [(0, 16, [*range(16)], False)]
-
-
-def cuda_calls(stream: Stream) -> list[tuple[int, int, list[int], bool]]:
-    """Return `calls` as on a GPU; the tensors stay on the CPU."""
-    with pytest.MonkeyPatch.context() as patched:
-        for table in (attending.BLOCK, attending.CALL):
-            patched.setitem(table, 'cpu', table['cuda'])
-        return calls(stream)
 
 
 def packed(stream: Stream) -> list[list[tuple[list[int], list[int]]]]:
@@ -157,15 +121,16 @@ def test_paths_are_packed_with_their_ancestors(monkeypatch):
 
 @pytest.mark.parametrize('num_cached', [0, 2])
 def test_long_branches_do_not_share_keys(monkeypatch, num_cached: int):
-    """A context of 300 with four branches of 200, each with a twig of 50; or all but their first tokens."""
+    """Twice a context of 300 with two branches of 200, each with a twig of 50; or all but their first tokens."""
     rng = np.random.default_rng(0)
     context = draw(rng, 300)
     branches = [np.concatenate([context, draw(rng, 200)]) for _ in range(4)]
     requests = [request(row, branch, [draw(rng, 51), [3]]) for row, branch in enumerate(branches)]
-    stream = lay_out_stream([tree_of(requests)], num_cached)
-    found = calls(stream)
+    stream = lay_out_stream([tree_of(requests[:2]), tree_of(requests[2:])], num_cached)
+    places = torch.arange(num_cached + len(stream.tokens))
+    found = [(span.start, span.stop, span.of(places, 0).tolist(), span.chain) for span in spans_of(stream, CPU)]
     assert [start for start, *_ in found] == [0, *(stop for _, stop, *_ in found[:-1])]
-    assert found[-1][1] == len(stream.tokens) == 300 + 4 * 250 - num_cached
+    assert found[-1][1] == len(stream.tokens) == 2 * (300 + 2 * 250 - num_cached)
     for start, stop, keys, _ in found:
         for query in range(start, stop):
             above = num_cached + np.flatnonzero(stream.ends[: query + 1] > query)
