@@ -15,7 +15,6 @@ from networks import draw
 
 from llmfoundry_gauntlet.engine.continuous import plan_continuous_batches
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
-from llmfoundry_gauntlet.engine.generate import DecodingLoop, Prompt
 from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.types import GenerateRequest
 
@@ -119,22 +118,14 @@ def test_a_shared_prefix_of_prompts_runs_once():
 
 
 @pytest.mark.parametrize('num_slots', [1, 2, 4, 6])
-def test_a_nan_prompt_does_not_affect_prompts_with_the_same_prefix(num_slots: int, monkeypatch):
-    """In a stream they share a tree, in which unseen tokens are multiplied by zero.
+def test_a_nan_prompt_does_not_affect_prompts_with_the_same_prefix(num_slots: int):
+    """In a stream they share a tree, in which unseen tokens are multiplied by zero. They run again in rows, fewer at a
+    time; then a short prompt gets the slot of a longer one.
 
     Mutations: no `take_back`, or one that clears nothing.
     """
-    taken_back = []
-
-    def take_back(run: DecodingLoop, prompts: list[Prompt], cache: KVCache) -> None:
-        right(run, prompts, cache)
-        taken_back.extend(prompts)
-        assert all(buffer.isfinite().all() for buffers in cache._layers.values() for buffer in buffers)
-
-    right = DecodingLoop.take_back
-    monkeypatch.setattr(DecodingLoop, 'take_back', take_back)
     model, poison = networks.network(), 50
-    contexts = [[5] * 20 + [last] * 3 for last in (30, poison, 31, 32)]
+    contexts = [*([5] * 70 + [last] * 3 for last in (30, poison, 31, 32)), [9, 9]]
     requests = [request(row, context, 4) for row, context in enumerate(contexts)]
     requests[2:2] = [request(1, contexts[1], 4, sample=1)]
     expected = [(letters(ids), True) for ids in generations.generated_alone(model, requests)]
@@ -142,9 +133,8 @@ def test_a_nan_prompt_does_not_affect_prompts_with_the_same_prefix(num_slots: in
     expected[1] = expected[2] = ('', False)
 
     networks.poison(model, poison)
-    found = generations.run(generator_of(model, PROMPT_STREAM), requests, num_slots, tokens_per_batch=1000)
+    found = generations.run(generator_of(model, PROMPT_STREAM), requests, num_slots, tokens_per_batch=100)
     assert [(one.text, one.is_finite) for one in found] == expected
-    assert len(taken_back) == (0 if num_slots == 1 else min(num_slots, 4))
 
 
 @pytest.mark.parametrize(('counts_masked', 'positions'), [(True, [0, 1, 2, 3]), (False, [0, 0, 1, 2])])
