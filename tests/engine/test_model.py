@@ -76,25 +76,6 @@ def test_a_cached_prefix_runs_once_per_evaluation():
     networks.check_against_bare_forwards(model, requests, networks.run(language_model, batches))
 
 
-@pytest.mark.parametrize('layout', LAYOUTS)
-def test_logits_are_made_only_at_scored_positions(layout: str):
-    """No tensor of [batch, length, vocabulary] exists. Mutation: leave out the positions in `reading`."""
-    model, requests = networks.network(), networks.mixed_requests()
-    (batch,) = plan(requests, tokens_per_batch=10_000, layout=layout)
-    made = []
-    forward = model.lm_head.forward
-
-    def seen(hidden: torch.Tensor) -> torch.Tensor:
-        made.append(len(hidden))
-        return forward(hidden)
-
-    model.lm_head.forward = seen
-    probed(model).run(batch)
-    reads = (lay_out_rows(batch.requests) if layout == PADDED_ROWS else lay_out_stream(batch.trees)).reads
-    assert made == [len(np.unique(reads))]
-    assert model.lm_head.forward is seen
-
-
 def test_real_tokens_equal_to_padding_are_hidden_only_with_reference_semantics():
     """Fix 2: the reference hides real eos tokens if pad is eos."""
     model = networks.network()
