@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fake_model
 import pytest
 from command_line import loaded_by, run_cli
 from recorded_runs import NAMES, problems_of, write_answers
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.results.external import read_answers, request_lines, score_answers
@@ -141,7 +141,7 @@ def test_answers_of_our_own_engine_have_the_same_scores(settings: dict[str, Any]
     own = {**settings, 'tasks': json.loads(Path(settings['tasks']).read_text())['icl_tasks'][:3], 'gauntlet': None}
     prepared = prepare_evaluation(data_of(own), Encoder(character_tokenizer), max_seq_len=512)
     planned = plan_evaluation(prepared, tokens_per_batch=500)
-    outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
+    outputs = [output for batch in planned.batches for output in fake_model.run(batch)]
     expected = conclude(planned, planned.results(outputs), {})
     answers = []
     for results in expected.results.values():

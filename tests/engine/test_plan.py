@@ -1,10 +1,10 @@
+import fake_model
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.engine import plan as planning
-from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, plan
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.engine.trees import count_prefixes, lay_out_rows, lay_out_stream
@@ -69,10 +69,10 @@ def test_batches_score_as_single_requests(parts, tokens_per_batch: int, layout: 
     """
     requests = make_requests(parts)
     batches = plan(requests, tokens_per_batch=tokens_per_batch, layout=layout)
-    found = {output.key: output for batch in batches for output in FakeLanguageModel().run(batch)}
+    found = {output.key: output for batch in batches for output in fake_model.run(batch)}
     assert found.keys() == {request.key for request in requests}
     for request in requests:
-        alone = FakeLanguageModel().score(request)
+        alone = fake_model.score(request)
         for here, there in zip(found[request.key].logprobs, alone.logprobs, strict=True):
             assert here.tolist() == there.tolist()
 
@@ -139,8 +139,8 @@ def test_halves_have_all_requests(parts, tokens_per_batch: int, layout: str):
         halves = batch.halves()
         assert len(halves) == min(2, len(batch.requests))
         assert [r.key for half in halves for r in half.requests] == [r.key for r in batch.requests]
-        whole = {output.key: output for output in FakeLanguageModel().run(batch)}
-        for output in [output for half in halves for output in FakeLanguageModel().run(half)]:
+        whole = {output.key: output for output in fake_model.run(batch)}
+        for output in [output for half in halves for output in fake_model.run(half)]:
             assert [v.tolist() for v in output.logprobs] == [v.tolist() for v in whole[output.key].logprobs]
 
 

@@ -3,10 +3,10 @@ import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
 
+import fake_model
 import pytest
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.results.files import read_results, write_records
@@ -39,7 +39,7 @@ def evaluation(write_jsonl, tmp_path, character_tokenizer, monkeypatch):
     settings = decode_settings({'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(tmp_path)})
     prepared = prepare_evaluation(load_data(settings), Encoder(character_tokenizer), max_seq_len=64)
     planned = plan_evaluation(prepared, tokens_per_batch=50)
-    outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
+    outputs = [output for batch in planned.batches for output in fake_model.run(batch)]
     yield conclude(planned, planned.results(outputs), {'mc/0-shot': 2.5})
     find_sandbox.cache_clear()
 

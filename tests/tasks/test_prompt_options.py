@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fake_model
 import pytest
 from character_tokenizer import CharacterTokenizer
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.engine.fake import FakeLanguageModel
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import (
@@ -131,7 +131,7 @@ def test_messages_are_exported(in_chat: dict[str, Any]):
 
 def evaluated(settings: dict[str, Any], tokenizer: Any) -> Evaluation:
     planned = plan_evaluation(prepared(settings, tokenizer), tokens_per_batch=200)
-    outputs = [output for batch in planned.batches for output in FakeLanguageModel().run(batch)]
+    outputs = [output for batch in planned.batches for output in fake_model.run(batch)]
     return conclude(planned, planned.results(outputs), {})
 
 
