@@ -65,40 +65,28 @@ def test_exported_lines_hold_all_that_a_server_needs(rows: Path):
     assert {line['temperature'] for line in lines[:-1]} == {0.0}
 
 
+@pytest.mark.parametrize('answers', ['generate', 'likelihood'])
 @pytest.mark.parametrize(
     ('given', 'tokenizer', 'in_chat'),
     [
-        ('auto', None, False),
-        (True, None, True),
-        (False, None, False),
-        ('auto', 'chat', True),
-        (True, 'chat', True),
-        (False, 'chat', False),
+        *(('auto', None, False), (True, None, True), (False, None, False)),
+        *(('auto', 'chat', True), (True, 'chat', True), (False, 'chat', False)),
         ('auto', 'plain', False),
     ],
 )
 def test_messages_are_exported_where_a_chat_template_applies(
-    rows: Path, tiny_llamas: Path, given: Any, tokenizer: str | None, in_chat: bool
+    rows: Path, tiny_llamas: Path, given: Any, tokenizer: str | None, in_chat: bool, answers: str
 ):
     words = ['--tokenizer', tiny_llamas / tokenizer] if tokenizer else []
-    line = exported(rows, {'dataset': 'mmlu_pro', 'chat_template': given, 'perturbations': [PROMPT]}, words=words)[0]
-    text = '0. Who?\nA: he\nB: she\nC: it'
-    assert line.get('messages') == ([{'role': 'user', 'content': text}] if in_chat else None)
-    assert line.get('prompt') == (None if in_chat else text) and ('prompt' in line) != ('messages' in line)
-
-
-def test_likelihood_exports_letters_as_choices(rows: Path, tiny_llamas: Path):
-    entry = {'dataset': 'mmlu_pro', 'answers': 'likelihood', 'perturbations': [PROMPT]}
-    nothing = dict.fromkeys(('stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed'))
-    line = exported(rows, entry)[0]
-    assert line['prompt'] == f'0. Who?\nA: he\nB: she\nC: it\n{LEAD}'
-    assert line['choices'] == [' A', ' B', ' C'] and line.items() >= nothing.items()
-    line = exported(rows, entry, words=['--tokenizer', tiny_llamas / 'chat'])[0]
-    assert line['messages'] == [
-        {'role': 'user', 'content': '0. Who?\nA: he\nB: she\nC: it'},
-        {'role': 'assistant', 'content': LEAD},
-    ]
-    assert line['choices'] == [' A', ' B', ' C']
+    entry = {'dataset': 'mmlu_pro', 'chat_template': given, 'answers': answers, 'perturbations': [PROMPT]}
+    line = exported(rows, entry, words=words)[0]
+    text, is_likelihood = '0. Who?\nA: he\nB: she\nC: it', answers == 'likelihood'
+    messages = [{'role': 'user', 'content': text}, *[{'role': 'assistant', 'content': LEAD}] * is_likelihood]
+    shown = {'messages': messages} if in_chat else {'prompt': f'{text}\n{LEAD}' if is_likelihood else text}
+    assert {key: line[key] for key in ('messages', 'prompt') if key in line} == shown
+    assert line['choices'] == ([' A', ' B', ' C'] if is_likelihood else None)
+    if is_likelihood:
+        assert {line[key] for key in ('stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed')} == {None}
 
 
 def answers_to(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -155,6 +143,13 @@ def test_answers_generated_elsewhere_are_scored(rows: Path, tmp_path: Path, caps
     assert record['score']['agieval']['absent_files'] == absent
     samples = read_lines(tmp_path / 'out' / 'samples' / 'score_math_0-shot.jsonl')
     assert {sample['answer'] for sample in samples} == {'2'}
+    path = write_answers(rows, [one for one in answers_to(lines) if one['file'] or one['variant'] != 'option_order:C'])
+    words = ('--outputs', path, *common, '--out', tmp_path / 'few', '--allow-missing')
+    assert run_cli('run', *words) == 0
+    record = json.loads((tmp_path / 'few' / 'results.json').read_text())
+    order = record['score']['mmlu_pro']['perturbations'][ORDER]
+    assert (order['accuracy'], order['num_incomplete']) == ({'value': 1.0}, 1)
+    assert list(order['consistency_rate']) == list(order['accuracy_by_variant']['option_order:C']) == ['reason']
 
 
 def test_results_are_in_the_order_of_rows_and_prompts_and_only_mmlu_pro_is_macro(tmp_path: Path):
@@ -195,25 +190,7 @@ def test_missing_duplicate_and_unknown_variants_are_named(rows: Path, tmp_path: 
         assert problem.startswith(fact)
 
 
-def test_allow_missing_scores_the_other_items(rows: Path, tmp_path: Path, capsys):
-    answers = answers_to(exported(rows, *ENTRIES))
-    path = write_answers(rows, [one for one in answers if one['file'] or one['variant'] != 'option_order:C'])
-    common = ['--score', rows / 'score.yaml', '--data-root', rows, '--outputs', path]
-    assert run_cli('run', *common, '--out', tmp_path / 'no') == 2
-    assert 'score_mmlu_pro/0-shot, row 0, option_order:C: ' in capsys.readouterr().err
-    assert run_cli('run', *common, '--out', tmp_path / 'out', '--allow-missing') == 0
-    record = json.loads((tmp_path / 'out' / 'results.json').read_text())
-    found = record['score']['mmlu_pro']['perturbations']
-    assert found[ORDER]['accuracy'] == found[PROMPT]['consistency_rate'] == {'value': 1.0}
-    assert (found[ORDER]['num_questions'], found[ORDER]['num_incomplete']) == (1, 1)
-    assert list(found[ORDER]['consistency_rate']) == ['reason']
-    assert list(found[ORDER]['accuracy_by_variant']['option_order:C']) == ['reason']
-    assert record['metrics']['gauntlet/unscored_items'] == 1
-    samples = read_lines(tmp_path / 'out' / 'samples' / 'score_mmlu_pro_0-shot.jsonl')
-    assert [one['variant'] for one in samples if one['status'] == 'unscored'] == ['option_order:C']
-
-
-def test_tasks_and_score_are_exported_together_and_without_either_the_gauntlet(rows: Path, tmp_path: Path, capsys):
+def test_tasks_and_score_on_one_of_them_are_exported_together(rows: Path, tmp_path: Path):
     (rows / 'arc.jsonl').write_text(json.dumps({'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0}) + '\n')
     task = {'label': 'arc', 'dataset_uri': 'arc.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
     (rows / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))
@@ -226,11 +203,6 @@ def test_tasks_and_score_are_exported_together_and_without_either_the_gauntlet(r
         ('score_arc', 'option_order:A'),
         ('score_arc', 'option_order:B'),
     ]
-    assert run_cli('export', '--score', rows / 'score.yaml', *common, '--overwrite') == 2
-    assert "'arc'" in capsys.readouterr().err
-    assert run_cli('export', *common, '--overwrite') == 2
-    assert '57 of 57 data files are missing' in capsys.readouterr().err
-    assert run_cli('validate', '--score', rows / 'none.yaml') == 1
 
 
 def test_evaluations_in_training_log_score_metrics_at_their_batch(rows: Path, tmp_path: Path):
@@ -247,17 +219,12 @@ def test_evaluations_in_training_log_score_metrics_at_their_batch(rows: Path, tm
     trainer = tiny.trainer([callback], max_duration='3ba', loggers=[logger])
     trainer.fit()
     trainer.close()
-    prefix = 'icl/metrics/score'
     keys = [
-        *(f'{prefix}/mmlu_pro/option_order/{name}' for name in ('accuracy', 'consistency_rate', 'unparsed_rate')),
-        *(f'{prefix}/mmlu_pro/prompt/{name}' for name in ('accuracy_worst', 'accuracy_best', 'all_variants_right')),
-        f'{prefix}/mmlu_pro/prompt/consistency_rate_reference',
-        f'{prefix}/mmlu_pro/option_order/option_order_C/accuracy',
-        f'{prefix}/agieval/prompt/prompt_9/accuracy',
-        f'{prefix}/agieval/non_greedy/non_greedy_5/accuracy',
-        f'{prefix}/math/non_greedy/unparsed_rate',
-        'gauntlet/seconds/score_math/0-shot',
+        *('mmlu_pro/option_order/accuracy', 'mmlu_pro/prompt/consistency_rate_reference'),
+        *('mmlu_pro/option_order/option_order_C/accuracy', 'agieval/prompt/prompt_9/accuracy'),
+        *('agieval/non_greedy/non_greedy_5/accuracy', 'math/non_greedy/unparsed_rate'),
     ]
+    keys = ['gauntlet/seconds/score_math/0-shot', *(f'icl/metrics/score/{key}' for key in keys)]
     for key in keys:
         assert [timestamp.batch.value for timestamp, _ in logger.data[key]] == [0, 2, 3], key
     record = json.loads((tmp_path / 'records' / 'ba3' / 'results.json').read_text())
