@@ -54,7 +54,7 @@ def test_files_missing_from_the_working_directory_are_the_packages(elsewhere: Pa
     assert shipped(TASKS) == PACKAGE / TASKS
     (elsewhere / TASKS).write_text('mine')
     assert shipped(TASKS) == Path(TASKS)
-    for name in ('yamls/none.yaml', 'other/yamls/tasks', 'eval_data_of_mine', '', '/yamls', '.'):
+    for name in ('yamls/none.yaml', 'other/yamls/tasks', 'eval_data_of_mine', 'cli/run.py', '', '/yamls', '.'):
         assert shipped(name) == Path(name)
 
 

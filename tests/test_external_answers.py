@@ -158,7 +158,7 @@ def test_texts_may_answer_choices_and_continuations(settings: dict[str, Any], tm
 
 
 def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
-    kept = [answer for answer in right_answers(settings) if answer['row'] > (answer['task'] == 'colours')]
+    kept = [answer for answer in right_answers(settings) if answer['row'] > 2 * (answer['task'] == 'colours')]
     name = {'task': 'colours', 'num_shots': 1, 'row': 0}
     wrong = [
         ('{oops', 'malformed JSON: Expecting property name enclosed in double quotes at column 2'),
@@ -175,7 +175,11 @@ def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
         ({**name, 'num_shots': 2, 'text': ''}, 'colours/2-shot, row 0 is not an item of these tasks'),
         (kept[0], 'sums/1-shot, row 1 was answered already at line 1'),
         ({**name, 'logprobs': [-1.0]}, 'colours/1-shot, row 0: has 1 logprobs; allowed: 2, one per choice'),
-        ({**name, 'row': 1, 'logprobs': [-1, -2], 'num_tokens': [1]}, 'colours/1-shot, row 1: num_tokens is [1]; al'),
+        ({**name, 'row': 1, 'logprobs': [-1, -2], 'num_tokens': [1]}, 'colours/1-shot, row 1: num_tokens is [1]; '),
+        (
+            {**name, 'row': 2, 'logprobs': [-1, -2], 'num_tokens': [2, 0]},
+            'colours/1-shot, row 2: num_tokens is [2, 0]; ',
+        ),
         ({**name, 'task': 'sums', 'logprobs': [-1.0]}, 'sums/1-shot, row 0: has logprobs without is_argmax'),
         ({**name, 'task': 'pronouns', 'text': 'x'}, 'pronouns/1-shot, row 0: has no logprobs; a text cannot be scored'),
         ({**name, 'task': 'riddles', 'logprobs': [-1.0]}, 'riddles/1-shot, row 0: has no text; a generation is '),

@@ -152,21 +152,24 @@ def test_answers_generated_elsewhere_are_scored(rows: Path, tmp_path: Path, caps
     assert list(order['consistency_rate']) == list(order['accuracy_by_variant']['option_order:C']) == ['reason']
 
 
-def test_results_are_in_the_order_of_rows_and_prompts_and_only_mmlu_pro_is_macro(tmp_path: Path):
+@pytest.mark.parametrize('dataset', ['mmlu_pro', 'agieval'])
+def test_results_are_in_the_order_of_rows_and_prompts_and_only_mmlu_pro_is_macro(tmp_path: Path, dataset: str):
     """Mutation: variants and files sorted by name."""
-    entry = {'dataset': 'agieval', 'answers': 'likelihood', 'subset_items': 15, 'perturbations': [ORDER, PROMPT]}
+    entry = {'dataset': dataset, 'answers': 'likelihood', 'subset_items': 20, 'perturbations': [ORDER, PROMPT]}
     data = data_of(entry)
+    (examples,) = data.examples.values()
     keys, lines = [], []
-    for one in data.examples['score_agieval/0-shot']:
+    for one in examples:
         keys.append((one.file, one.row, one.variant))
         logprobs = [-1.0 - (place - one.row) % 4 for place in range(len(one.content.options))]
-        name = dict(zip(NAMES, ('score_agieval', 0, *keys[-1], 0), strict=True))
+        name = dict(zip(NAMES, (f'score_{dataset}', 0, *keys[-1], 0), strict=True))
         lines.append({**name, 'logprobs': logprobs})
     found = score_answers(data, read_answers(write_answers(tmp_path, lines[::-1])))
-    results = found.results['score_agieval/0-shot']
+    (results,) = found.results.values()
     assert [(one.key.file, one.key.row, one.key.variant) for one in results] == keys
-    score = found.robustness['agieval'][PROMPT]
-    assert score.accuracy == score.accuracy_micro != score.accuracy_macro
+    score = found.robustness[dataset][PROMPT]
+    assert score.accuracy == (score.accuracy_macro if dataset == 'mmlu_pro' else score.accuracy_micro)
+    assert score.accuracy_micro != score.accuracy_macro
 
 
 def test_missing_duplicate_and_unknown_variants_are_named(rows: Path, tmp_path: Path):
