@@ -10,10 +10,8 @@ import pytest
 from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
-from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.published import select_files
-from llmfoundry_gauntlet.data.readers import read_rows
-from llmfoundry_gauntlet.data.score_rows import as_lettered, read_score_rows, split_list
+from llmfoundry_gauntlet.data.score_rows import as_lettered, split_list
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.types import Example
 
@@ -26,10 +24,6 @@ CLUSTERS = {  # by stem; in files without a rule they are of repeated prompts
     **{'human_eval-0.5': 164, 'human_eval-0.75': 164, 'human_eval_return_simple': 37, 'human_eval_return_complex': 127},
     **{'processed_human_eval_cpp': 161, 'processed_human_eval_js': 164, 'lambada_openai': 5151},
     **{'enterprise_pii_classification': 3394, 'bigbench_qa_wikidata': 20320, 'jeopardy_all': 2109},
-}
-SCORE_SIZES = {  # rows and clusters
-    **{'sat-math': (220, 213), 'lsat-lr': (510, 507), 'lsat-rc': (269, 40), 'aqua-rat': (254, 254)},
-    **{'sat-en': (206, 44), 'lsat-ar': (230, 40)},
 }
 LISTED = {  # rows whose query ends in a list of its options
     **{'commonsense_qa': 1221, 'bigbench_conceptual_combinations': 103, 'bigbench_language_identification': 10000},
@@ -83,34 +77,3 @@ def test_every_row_of_every_real_multiple_choice_file_gives_its_options(
             assert question.gold == content.gold and question.text and content.query.startswith(question.text)
         assert listed[stem] in (0, len(examples[stem]))
     assert +listed == LISTED and +empty == {'math_qa': 62}
-
-
-def score_rows(dataset: str) -> TaskRows:
-    if not (SHARED_DATA / 'score').is_dir():
-        pytest.skip(f'the published questions of SCORE ({SHARED_DATA}/score) are not here')
-    return read_score_rows(load_suite(None, None, {'dataset': dataset}).tasks[-1].spec, SHARED_DATA)
-
-
-def test_the_real_mmlu_pro_has_the_known_oddities():
-    rows = score_rows('mmlu_pro')
-    assert Counter(len(row.content.options) for row in rows.examples) == {
-        **{3: 20, 4: 607, 5: 52, 6: 92, 7: 158, 8: 320, 9: 801, 10: 9982}
-    }
-    assert len({row.category for row in rows.examples}) == 14
-    counts = [re.sub(r'^\S+?:\d+: ', '', warning) for warning in rows.warnings]
-    assert counts[0] == 'answer contradicts answer_index; answer_index is used (1 such rows)'
-    assert sum('is repeated' in line for line in counts) == len(counts) - 1 > 0
-    odd = next(warning for warning in rows.warnings if 'contradicts' in warning)
-    row = dict(read_rows(str(SHARED_DATA / 'score/mmlu_pro_test.jsonl')))[int(odd.split(':')[1]) - 1]
-    assert (row['question_id'], row['answer_index']) == (3983, 1)
-    assert len({row.cluster for row in rows.examples}) == 11782
-
-
-def test_the_real_agieval_has_its_rows_options_and_oddities():
-    rows = score_rows('agieval')
-    sizes = Counter(row.file for row in rows.examples)
-    clusters = {name: len({row.cluster for row in rows.examples if row.file == name}) for name in sizes}
-    assert {name: (size, clusters[name]) for name, size in sizes.items() if name in SCORE_SIZES} == SCORE_SIZES
-    for row in rows.examples:
-        assert len(row.content.options) == (4 if row.file in ('sat-math', 'sat-en', 'logiqa-en') else 5)
-    assert all('is repeated' in warning or 'no file of' in warning for warning in rows.warnings)

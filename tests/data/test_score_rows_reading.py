@@ -76,7 +76,6 @@ def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
 @pytest.mark.parametrize(
     ('dataset', 'change', 'problem'),
     [
-        ('mmlu_pro', {'question': None}, 'question is empty; allowed: text'),
         ('mmlu_pro', {'options': ['he']}, 'options is a list; allowed: a list of two or more texts'),
         ('mmlu_pro', {'options': ['he', '']}, "options[1] is ''; allowed: a non-empty text"),
         ('mmlu_pro', {'options': list('abcdefghijk')}, 'there are 11 options; allowed: 10, one per letter from A to J'),
@@ -164,7 +163,6 @@ def test_oddities_are_warnings_with_the_first_place_and_a_count(write_jsonl, tmp
     [
         ('Sky?', ('blue', 'green'), 'Sky?', ('blue', 'green')),
         ('Sky?\nAnswer:', ('blue', 'green'), 'Sky?', ('blue', 'green')),
-        ('Sky?\nA:', ('blue', 'green'), 'Sky?', ('blue', 'green')),
         ('Who is she? A:', ('a', 'b'), 'Who is she?', ('a', 'b')),
         ('Say the Answer', ('blue', 'green'), 'Say the Answer', ('blue', 'green')),
         ('Type DNA:', ('blue', 'green'), 'Type DNA:', ('blue', 'green')),
@@ -174,17 +172,14 @@ def test_oddities_are_warnings_with_the_first_place_and_a_count(write_jsonl, tmp
         ('Sky?\nChoices: A. blue\nB. green', ('A', 'B'), 'Sky?', ('blue', 'green')),
         ('Sky?\nChoices:\nA.) blue\nB.) green\nAnswer:', ('A', 'B'), 'Sky?', ('blue', 'green')),
         ('Sky?\nChoices:\na.) blue\nb.) green\nAnswer:', ('blue', 'green'), 'Sky?', ('blue', 'green')),
-        ('Sky?\nA. blue\nB. green', ('blue', 'green'), 'Sky?', ('blue', 'green')),
         # names, and what looks like a list before it: from mmlu and logi_qa
         ('Who?\nA. Jung\nB. B. F. Skinner', ('A', 'B'), 'Who?', ('Jung', 'B. F. Skinner')),
         ('Is it A. or\nB. by?\nA. in A. now\nB. no', ('A', 'B'), 'Is it A. or\nB. by?', ('in A. now', 'no')),
         ('Sky?\nA. blue\nand red\nB. green', ('A', 'B'), 'Sky?', ('blue\nand red', 'green')),
         # from math_qa
         ('How many?\nA. \nB. 2\nAnswer:', ('A', 'B'), 'How many?', ('', '2')),
-        ('How many?\nA. 1\nB. \nAnswer:', ('A', 'B'), 'How many?', ('1', '')),
         # lists that say something else than the choices stay: the order of the choices counts
         ('Sky?\nA. blue\nB. green', ('green', 'blue'), 'Sky?\nA. blue\nB. green', ('green', 'blue')),
-        ('Sky?\nA. blue\nB. green', ('x', 'y'), 'Sky?\nA. blue\nB. green', ('x', 'y')),
     ],
 )
 def test_options_listed_in_a_query_are_removed_from_it(query: str, choices: tuple, text: str, options: tuple):

@@ -8,7 +8,7 @@ import networks
 import numpy as np
 import pytest
 import torch
-from networks import CPU, LAYOUT_OF, PREFIX_BUDGET, WINDOW
+from networks import CPU, LAYOUT_OF, PREFIX_BUDGET
 
 from llmfoundry_gauntlet.engine import model as running
 from llmfoundry_gauntlet.engine import probe as probing
@@ -117,16 +117,6 @@ def test_long_rows_are_shortened_for_eager_attention(monkeypatch):
     probed(model, longest=200)
     in_padded_rows = {how: max(width for own, width in widths if own == how) for how in ('eager', 'sdpa')}
     assert in_padded_rows['eager'] <= 53 < 200 <= in_padded_rows['sdpa']
-
-
-@pytest.mark.parametrize('longest', [WINDOW - 1, WINDOW, WINDOW + 1, 40])
-def test_a_model_with_windows_runs_in_a_stream(longest: int):
-    model = networks.network('mistral, windows')
-    found, language_model = probed(model, longest)
-    requests = networks.requests_after_a_prefix() if longest == 40 else networks.mixed_requests()
-    assert found.layout == STREAM
-    outputs = networks.run(language_model, plan(requests, tokens_per_batch=PREFIX_BUDGET))
-    networks.check_against_bare_forwards(model, requests, outputs)
 
 
 def test_a_window_by_stream_position_is_rejected(monkeypatch):

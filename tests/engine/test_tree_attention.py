@@ -6,63 +6,31 @@ import networks
 import numpy as np
 import pytest
 import torch
-from networks import CPU, PREFIX_BUDGET, WINDOW, draw, request
+from networks import CPU, PREFIX_BUDGET, draw, request
 
 from llmfoundry_gauntlet.engine import tree_attention as attending
 from llmfoundry_gauntlet.engine.attention import attend_by_name
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import Batch, make_batch, plan
-from llmfoundry_gauntlet.engine.tree_attention import Span, TreeLayout, packed_calls, spans_of
+from llmfoundry_gauntlet.engine.plan import plan
+from llmfoundry_gauntlet.engine.tree_attention import packed_calls, spans_of
 from llmfoundry_gauntlet.engine.trees import Stream, Tree, count_prefixes, lay_out_stream
-
-WITH_WINDOWS = ['mistral, windows', 'qwen2, windows on some layers', 'gemma2', 'gemma3', 'cohere2']
 
 
 def tree_of(requests) -> Tree:
     return Tree(requests=tuple(requests), num_tokens=count_prefixes(requests))
 
 
-def one_tree(requests) -> Batch:
-    return make_batch([tree_of(requests)])
-
-
-@pytest.mark.parametrize('name', WITH_WINDOWS)
-def test_windows_count_by_depth_in_the_tree(name: str):
-    """Four branches of 12 tokens after a context of 5: the last one begins 37 tokens after the context in the stream.
-
-    It sees all of the context in a window of 8. Mutation: the window by position in the stream.
-    """
-    rng = np.random.default_rng(0)
-    context = draw(rng, 5)
-    requests = [request(0, context, [draw(rng, 13) for _ in range(4)])]
-    batch = one_tree(requests)
-    stream = lay_out_stream(batch.trees)
-    last_branch = np.flatnonzero(stream.depths == len(context))[-1]
-    assert last_branch == 5 + 3 * 12 and stream.depths[last_branch] < WINDOW
-    model = networks.network(name)
-    networks.check_against_bare_forwards(model, requests, networks.run(CausalLanguageModel(model, device=CPU), [batch]))
-
-
-@pytest.mark.parametrize('name', WITH_WINDOWS)
-def test_windows_reach_into_a_cached_prefix_and_no_further(name: str):
-    """Mutation: depths after the prefix counted from 0, or all of the prefix seen with any window."""
-    requests = networks.requests_after_a_prefix()
-    batches = plan(requests, tokens_per_batch=PREFIX_BUDGET)
-    assert all(batch.prefix is not None for batch in batches)
-    model = networks.network(name)
-    outputs = networks.run(CausalLanguageModel(model, device=CPU), batches)
-    networks.check_against_bare_forwards(model, requests, outputs)
-
-
 @pytest.mark.parametrize(
     ('block', 'queries', 'call'), [(1, 3, 0), (1, 512, 0), (512, 512, 6000), (64, 512, 6000), (40, 3, 50)]
 )
-@pytest.mark.parametrize('name', ['llama', 'gemma2'])
+@pytest.mark.parametrize('name', ['llama', 'gemma2', 'mistral, windows'])
 def test_attention_sees_only_ancestors(monkeypatch, name: str, block: int, queries: int, call: int):
     """Small trees in one call, as on a GPU; trees in many calls; few queries per mask.
 
-    Mutations: a tree that sees its neighbour; `ends` left out of the mask; the limit `MAX_QUERIES` off by one; keys
-    without those of the path.
+    Also with windows, which count by depth in the tree and reach into a cached prefix.
+
+    Mutations: a tree that sees its neighbour; `ends` left out of the mask; keys without those of the path; windows by
+    position in the stream, or with depths after the prefix counted from 0.
     """
     monkeypatch.setitem(attending.BLOCK, 'cpu', block)
     monkeypatch.setitem(attending.CALL, 'cpu', call)
@@ -139,19 +107,6 @@ def test_long_branches_do_not_share_keys(monkeypatch, num_cached: int):
     most = sum((stop - start) * len(keys) for start, stop, keys, _ in found)
     assert most < 1.25 * (stream.depths + 1).sum()
     assert any(len(keys) < stop and not chain for _, stop, keys, chain in found)
-
-
-def test_a_mask_shows_only_ancestors():
-    """The tree 1 2 (3 4) (5) by hand; with a window of 2, a token sees its parent and itself."""
-    tree = tree_of([request(0, [1, 2], [[3, 4, 0], [5, 0]])])
-    layout = TreeLayout(lay_out_stream([tree]), CPU)
-    layout.spans = [Span(0, 5, slice(0, 5), False), Span(4, 5, torch.tensor([0, 1, 4]), False)]
-    ancestors = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 1]]
-    assert layout.mask(0, None).int().tolist() == ancestors
-    parents = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 1]]
-    assert layout.mask(0, 2).int().tolist() == parents
-    assert layout.mask(1, None).tolist() == [[True, True, True]]
-    assert layout.mask(1, 2).tolist() == [[False, True, True]]
 
 
 def test_attention_without_a_layout_is_an_error():
