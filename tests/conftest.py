@@ -29,7 +29,6 @@ SLOW = [
     'composer/test_time_budget',
     'data/test_checks',
     'data/test_published',
-    'data/test_reader_fuzz',
     'data/test_real_files',
     'data/test_score_rows_reading',
     'data/test_stores',
