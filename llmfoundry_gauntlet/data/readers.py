@@ -80,13 +80,13 @@ def optional_texts_field(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def gold_field(row: Mapping[str, Any], num_choices: int) -> int:
-    """Return the index of the right choice at `gold`."""
-    value = field_value(row, 'gold')
+def gold_field(row: Mapping[str, Any], num_choices: int, key: str = 'gold') -> int:
+    """Return the index of the right choice at `key`."""
+    value = field_value(row, key)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise RowError(f'gold is {describe(value)}; allowed: a whole number 0..{num_choices - 1}')
+        raise RowError(f'{key} is {describe(value)}; allowed: a whole number 0..{num_choices - 1}')
     if not 0 <= value < num_choices:
-        raise RowError(f'gold is {describe(value)} but there are {num_choices} choices (0..{num_choices - 1})')
+        raise RowError(f'{key} is {describe(value)} but there are {num_choices} choices (0..{num_choices - 1})')
     return value
 
 

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.config.yaml import describe, suggestion
 from llmfoundry_gauntlet.data.examples import TaskRows, cluster_of, digest_of, parse_rows
 from llmfoundry_gauntlet.data.readers import (
     RowError,
-    field_value,
+    gold_field,
     locate,
     optional_text_field,
     read_rows,
@@ -130,9 +130,7 @@ def find_files(spec: ScoreSpec, data_root: str | Path) -> tuple[list[Path], tupl
 def parse_mmlu_pro(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion, str]:
     """Parse `{"question", "options", "answer", "answer_index", "category"}`; `answer_index` is the gold."""
     options = lettered(texts_field(row, 'options'), 10)
-    gold = field_value(row, 'answer_index')
-    if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(options):
-        raise RowError(f'answer_index is {describe(gold)}; allowed: 0..{len(options) - 1}')
+    gold = gold_field(row, len(options), 'answer_index')
     category = text_field(row, 'category', allow_empty=False)
     return LetteredQuestion(text_field(row, 'question'), options, gold, category), category
 
