@@ -13,7 +13,7 @@ from networks import CPU, LAYOUT_OF, PREFIX_BUDGET
 from llmfoundry_gauntlet.engine import model as running
 from llmfoundry_gauntlet.engine import probe as probing
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, plan
+from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.probe import probe
 
 LONGEST = 60
@@ -64,7 +64,7 @@ def state_of(model) -> list[tuple]:
 
 @pytest.mark.parametrize('name', ['llama', 'gpt2', 'stablelm', 'gpt_bigcode', 'falcon, alibi', 'gemma2'])
 def test_training_continues_with_the_loaded_attention(name: str):
-    """Bitwise, after the probe, after scoring, and after a failed forward. Mutation: no `finally`."""
+    """Bitwise, after the probe, after scoring in each layout, and after a failed forward. Mutations: no `finally`."""
     model = networks.network(name, attn_implementation='sdpa').train()
     ids = torch.tensor([[3, 14, 15, 9, 26, 5, 35, 8, 9]])
 
@@ -78,12 +78,13 @@ def test_training_continues_with_the_loaded_attention(name: str):
     _, language_model = probed(model)
     probing.use_eager_attention(language_model, 'whatever the probe found')
     assert language_model.eager
-    (batch, *_) = plan(networks.mixed_requests(), tokens_per_batch=2000, layout=PADDED_ROWS)
-    language_model.run(batch)
-    handle = model.get_output_embeddings().register_forward_pre_hook(lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    for layout in LAYOUTS:
+        (batch, *_) = plan(networks.mixed_requests(), tokens_per_batch=2000, layout=layout)
         language_model.run(batch)
-    handle.remove()
+        handle = model.get_output_embeddings().register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            language_model.run(batch)
+        handle.remove()
     model.train()
     assert model.config._attn_implementation == attention == 'sdpa'
     assert state_of(model) == state
