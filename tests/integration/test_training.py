@@ -1,32 +1,45 @@
-"""The callback in a real Trainer, in one process."""
+"""The callback in a real Trainer, in one process, also after faults: training continues with what can be kept."""
 
 from __future__ import annotations
 
-import json
+import gc
 import logging
 import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import forks
 import pytest
 import tiny
 import torch
-from composer import Trainer
-from composer.core import Evaluator
+from composer import Callback, Trainer
 from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 from watched import record
 
-from llmfoundry_gauntlet import EvalGauntlet, ModelError, build_icl_evaluators, evaluate
+from llmfoundry_gauntlet import EvalGauntlet, ModelError, RecordError, build_icl_evaluators, evaluate
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.metrics.keys import with_errors
-from llmfoundry_gauntlet.results.files import find_results
+from llmfoundry_gauntlet.results.files import find_results, write_records
 from llmfoundry_gauntlet.scoring.code.sandbox import find_sandbox
-
-ACCURACY = 'InContextLearningMultipleChoiceAccuracy'
 
 
 def batches(records: Path) -> list[int]:
     return [record['training']['batch'] for _, record in find_results(records)]
+
+
+@pytest.fixture
+def make(tiny_settings: dict[str, str], tmp_path: Path) -> Callable[..., EvalGauntlet]:
+    """Return a function that makes the callback; its records are written to the test's `records`."""
+    return lambda **more: EvalGauntlet(**{**tiny_settings, 'save_folder': str(tmp_path / 'records'), **more})
 
 
 @pytest.mark.parametrize(
@@ -42,13 +55,10 @@ def batches(records: Path) -> list[int]:
         ('0.5dur', [5, 10]),
     ],
 )
-def test_evaluations_run_at_their_interval_and_never_twice(tmp_path, tiny_settings, interval, expected):
+def test_evaluations_run_at_their_interval_and_never_twice(tmp_path, tiny_settings, make, interval, expected):
     tasks = read_yaml(tiny_settings['tasks'])['icl_tasks'][-1:]  # the smallest
-    settings = {'tasks': tasks, 'data_root': tiny_settings['data_root'], 'save_folder': str(tmp_path / 'records')}
-    callback = EvalGauntlet(**settings, interval=interval)
-    trainer = tiny.trainer(
-        [callback], max_duration='10ba', save_folder=str(tmp_path / 'checkpoints'), save_interval='4ba'
-    )
+    callback, saved = make(tasks=tasks, gauntlet=None, interval=interval), str(tmp_path / 'checkpoints')
+    trainer = tiny.trainer([callback], max_duration='10ba', save_folder=saved, save_interval='4ba')
     forward = trainer.state.model.eval_forward
     trainer.fit()
     assert batches(tmp_path / 'records') == expected
@@ -56,31 +66,27 @@ def test_evaluations_run_at_their_interval_and_never_twice(tmp_path, tiny_settin
     trainer.close()
 
 
-def test_training_with_evaluations_is_bitwise_training_without(tmp_path, tiny_settings):
+def test_training_with_evaluations_is_bitwise_training_without(tmp_path, make):
     """Weights, optimizer and random states. Mutation: the evaluator's loader is a torch DataLoader."""
-    gauntlet = EvalGauntlet(**tiny_settings, interval=['first', '2ba', 'last'], save_folder=str(tmp_path / 'records'))
+    gauntlet = make(interval=['first', '2ba', 'last'])
     found = [tiny.digests(tiny.train(callbacks, max_duration='5ba')) for callbacks in ([gauntlet], [])]
     assert batches(tmp_path / 'records') == [0, 2, 4, 5]
     assert found[0] == found[1]
 
 
-def test_two_callbacks_evaluate_different_tasks_at_different_intervals(tmp_path, tiny_settings):
+def test_two_callbacks_evaluate_different_tasks_at_different_intervals(tmp_path, tiny_settings, make):
     (sums,) = [task for task in read_yaml(tiny_settings['tasks'])['icl_tasks'] if task['label'] == 'sums']
-    often = EvalGauntlet(
-        tasks=[sums], data_root=tiny_settings['data_root'], interval='1ba', save_folder=str(tmp_path / 'often')
-    )
-    rarely = EvalGauntlet(**tiny_settings, interval=['first', '2ba'], save_folder=str(tmp_path / 'rarely'))
-    tiny.train([often, rarely], max_duration='3ba')
+    often = make(tasks=[sums], gauntlet=None, interval='1ba', save_folder=str(tmp_path / 'often'))
+    tiny.train([often, make(interval=['first', '2ba'])], max_duration='3ba')
     assert batches(tmp_path / 'often') == [1, 2, 3]
-    assert batches(tmp_path / 'rarely') == [0, 2]
+    assert batches(tmp_path / 'records') == [0, 2]
     tasks = [list(record['tasks']) for _, record in find_results(tmp_path / 'often')]
     assert tasks == [['sums/0-shot', 'sums/2-shot']] * 3
-    often_tasks, rarely_tasks = (record(tmp_path / name / 'ba2')['tasks'] for name in ('often', 'rarely'))
-    assert rarely_tasks.items() >= often_tasks.items()
+    assert record(tmp_path / 'records/ba2')['tasks'].items() >= record(tmp_path / 'often/ba2')['tasks'].items()
 
 
-def test_an_evaluation_before_training_is_not_repeated_at_its_start(tmp_path, tiny_settings):
-    callback = EvalGauntlet(**tiny_settings, interval='first', save_folder=str(tmp_path / 'records'))
+def test_an_evaluation_before_training_is_not_repeated_at_its_start(tmp_path, make):
+    callback = make(interval='first')
     trainer = tiny.trainer([callback], max_duration='1ba')
     trainer.eval()
     before = callback.evaluation
@@ -88,36 +94,6 @@ def test_an_evaluation_before_training_is_not_repeated_at_its_start(tmp_path, ti
     trainer.close()
     assert callback.evaluation is before
     assert batches(tmp_path / 'records') == [0]
-
-
-def test_metrics_are_logged_at_their_training_batch_with_upstreams_keys(tmp_path, tiny_settings):
-    logger = InMemoryLogger()
-    callback = EvalGauntlet(**tiny_settings, interval=['first', 'last'], save_folder=str(tmp_path / 'records'))
-    tiny.train([callback], max_duration='3ba', loggers=[logger])
-    for key in (
-        f'metrics/colours/2-shot/{ACCURACY}',
-        'metrics/sums/0-shot/InContextLearningLMAccuracy',
-        'icl/metrics/eval_gauntlet/all',
-        'icl/metrics/eval_gauntlet/default_average',
-        'gauntlet/seconds',
-        'gauntlet/seconds/colours/2-shot',
-        'gauntlet/items',
-        'gauntlet/truncated_items',
-        'gauntlet/unscored_items',
-        'gauntlet/batch',
-    ):
-        assert [timestamp.batch.value for timestamp, _ in logger.data[key]] == [0, 3], key
-    assert [value for _, value in logger.data['gauntlet/batch']] == [0, 3]
-    logged = [value for _, value in logger.data['icl/metrics/eval_gauntlet/all']]
-    records = [found['metrics'] for _, found in find_results(tmp_path / 'records')]
-    assert [metrics['icl/metrics/eval_gauntlet/all'] for metrics in records] == logged
-
-
-def test_records_name_their_checkpoint(tmp_path, tiny_settings):
-    callback = EvalGauntlet(**tiny_settings, save_folder=str(tmp_path / 'records'))
-    tiny.train([callback], max_duration='4ba', save_folder=str(tmp_path / 'checkpoints'), save_interval='2ba')
-    names = [record['training']['checkpoint'] for _, record in find_results(tmp_path / 'records')]
-    assert names == [None, *(f'{tmp_path}/checkpoints/ep0-ba{batch}-rank0.pt' for batch in (2, 4))]
 
 
 @pytest.mark.parametrize('semantics', ['corrected', 'reference'])
@@ -142,44 +118,36 @@ def test_a_model_of_nan_has_no_scores_except_with_reference_semantics(tmp_path, 
 
 
 def test_evaluators_of_single_tasks_have_the_metrics_of_the_callback(tmp_path, tiny_settings):
+    """Also those of categories."""
     network = tiny.model()
+    rows = [{'context': f'{i}', 'continuation': f'{i}', 'category': 'ab'[i % 2]} for i in range(6)]
+    tiny.write_rows(tmp_path / 'parts.jsonl', rows)
+    parts = {'label': 'parts', 'dataset_uri': 'parts.jsonl', 'num_fewshot': [1], 'has_categories': True}
     tasks = [*read_yaml(tiny_settings['tasks'])['icl_tasks'], *tiny.write_replies(tmp_path, num_rows=20)]
+    tasks.append({**parts, 'icl_task_type': 'language_modeling'})
     settings = {'data_root': tiny_settings['data_root']}
     expected = evaluate(tiny.save(network, tmp_path / 'model'), tasks=tasks, device='cpu', **settings)
     model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
     evaluators = build_icl_evaluators(tasks, model, log=['accuracy', 'errors', 'metrics'], **settings)
-    assert all(isinstance(evaluator, Evaluator) for evaluator in evaluators)
     trainer = Trainer(model=model, eval_dataloader=evaluators, device='cpu', progress_bar=False)
     trainer.eval()
+    trainer.close()
     metrics = trainer.state.eval_metrics
     assert set(metrics) == set(expected.scores)
+    assert {name.partition('/')[0] for name in metrics['parts/1-shot'] if '/' in name} == {'a', 'b'}
     for task, score in expected.scores.items():
-        values = {name: value for name, value in with_errors(score.metrics) if 'MajorityClass' not in name}
+        named = {'': score, **{f'{name}/': part for name, part in score.categories.items()}}
+        values = {f'{start}{name}': value for start, part in named.items() for name, value in with_errors(part.metrics)}
+        values = {name: value for name, value in values.items() if 'MajorityClass' not in name}
         assert set(metrics[task]) == set(values)
         for name, value in values.items():
             found = metrics[task][name].compute().item()
             # The batches differ from those of all tasks, so float32 sums of tens of nats round differently.
             assert math.isnan(found) if value is None else found == pytest.approx(value, rel=1e-5)
-    trainer.close()
 
 
-def test_categories_are_separate_metrics(tmp_path):
-    rows = [{'context': f'{i}', 'continuation': f'{i}', 'category': 'even' if i % 2 == 0 else 'odd'} for i in range(6)]
-    tiny.write_rows(tmp_path / 'rows.jsonl', rows)
-    task = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [1], 'icl_task_type': 'language_modeling'}
-    model = HuggingFaceModel(tiny.model(), tokenizer=tiny.tokenizer())
-    evaluators = build_icl_evaluators([{**task, 'has_categories': True}], model, data_root=str(tmp_path))
-    logger = InMemoryLogger()
-    trainer = Trainer(model=model, eval_dataloader=evaluators, device='cpu', progress_bar=False, loggers=[logger])
-    trainer.eval()
-    trainer.close()
-    names = {f'metrics/t/1-shot/{category}InContextLearningLMAccuracy' for category in ('', 'even/', 'odd/')}
-    assert names <= set(logger.data)
-
-
-def test_a_failed_evaluation_leaves_the_model_unchanged(tmp_path, tiny_settings, monkeypatch):
-    callback = EvalGauntlet(**tiny_settings, interval='2ba', save_folder=None)
-    trainer = tiny.trainer([callback], max_duration='4ba')
+def test_a_failed_evaluation_leaves_the_model_unchanged(make, monkeypatch):
+    trainer = tiny.trainer([make(interval='2ba')], max_duration='4ba')
     forward = trainer.state.model.eval_forward
 
     def fail(*_):
@@ -192,27 +160,141 @@ def test_a_failed_evaluation_leaves_the_model_unchanged(tmp_path, tiny_settings,
     assert trainer.state.model.eval_forward == forward
 
 
-def test_models_without_tokenizer_or_enough_positions_are_errors(tiny_settings):
+def test_models_without_tokenizer_or_enough_positions_and_unwritable_folders_are_errors(tmp_path, make):
     with pytest.raises(ModelError, match='tokenizer'):
-        Trainer(model=HuggingFaceModel(tiny.model()), callbacks=[EvalGauntlet(**tiny_settings)], device='cpu')
+        Trainer(model=HuggingFaceModel(tiny.model()), callbacks=[make()], device='cpu')
     with pytest.raises(ModelError, match=r'max_seq_len is 129.*\(gpt2\).*128'):
-        tiny.trainer([EvalGauntlet(**tiny_settings, max_seq_len=129)])
+        tiny.trainer([make(max_seq_len=129)])
+    (tmp_path / 'taken').write_text('a file')
+    with pytest.raises(RecordError, match=r'taken/records: .*Not a directory'):
+        tiny.trainer([make(save_folder=str(tmp_path / 'taken/records'))])
 
 
-def test_tasks_that_cannot_run_are_one_warning(tmp_path, tiny_settings, caplog, monkeypatch):
+def test_tasks_that_cannot_run_are_one_warning(tmp_path, tiny_settings, make, caplog, monkeypatch):
     monkeypatch.setattr('shutil.which', lambda tool: None)
     find_sandbox.cache_clear()
-    row = {'prompt': 'def f():\n', 'entry_point': 'f', 'test': 'def check(f): f()'}
-    (Path(tiny_settings['data_root']) / 'programs.jsonl').write_text(json.dumps(row))
-    tasks = [
-        {'label': 'code', 'dataset_uri': 'programs.jsonl', 'num_fewshot': [0], 'icl_task_type': 'code_evaluation'},
-        {'label': 'sums', 'dataset_uri': 'sums.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'},
-    ]
-    with caplog.at_level(logging.WARNING):
-        callback = EvalGauntlet(tasks=tasks, data_root=tiny_settings['data_root'], max_seq_len=128, save_folder=None)
-        assert not caplog.messages and list(callback.data.tasks) == ['code/0-shot', 'sums/0-shot']
-        tiny.trainer([callback]).close()
+    tasks = [tiny.write_programs(tmp_path), read_yaml(tiny_settings['tasks'])['icl_tasks'][0]]
+    callback = make(tasks=tasks, gauntlet=None)
+    assert not caplog.messages and [*callback.data.tasks] == ['programs/0-shot', 'sums/0-shot', 'sums/2-shot']
+    tiny.trainer([callback]).close()
     find_sandbox.cache_clear()
-    assert list(callback.data.tasks) == ['sums/0-shot']
+    assert [*callback.data.tasks] == ['sums/0-shot', 'sums/2-shot']
     (message,) = [text for text in caplog.messages if 'left out' in text]
-    assert 'prlimit' in message and message.endswith('code/0-shot')
+    assert 'prlimit' in message and message.endswith('programs/0-shot')
+
+
+KEY = 'icl/metrics/eval_gauntlet/all'
+
+
+def train(
+    folder: Path, gauntlet: EvalGauntlet, trouble: list[Callback], *, saves: bool = False
+) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """Return the weights after six batches with three evaluations, and the batches whose metrics were logged."""
+    logger = InMemoryLogger()
+    saved = str(folder / 'checkpoints') if saves else None
+    trainer = tiny.train([*trouble, gauntlet], loggers=[logger], save_folder=saved, save_interval='2ba')
+    logged = [timestamp.batch.value for timestamp, _ in logger.data[KEY]]
+    return {name: value.clone() for name, value in trainer.state.model.state_dict().items()}, logged
+
+
+def full_disk(_: Path) -> tuple[Callable[[], None], Callable[[], None]]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return (
+        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard)),  # writing more is an OSError
+        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard)),
+    )
+
+
+def folder_gone(records: Path) -> tuple[Callable[[], None], Callable[[], None]]:
+    def begin() -> None:
+        shutil.rmtree(records, ignore_errors=True)
+        records.write_text('a file in its place')
+
+    return begin, records.unlink
+
+
+@pytest.mark.parametrize('kind', [full_disk, folder_gone])
+def test_training_continues_if_records_cannot_be_written(tmp_path, make, caplog, kind):
+    expected, logged = train(tmp_path, make(interval='2ba', save_folder=None), [])
+    assert logged == [2, 4, 6]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, 'llmfoundry_gauntlet'):
+        begin, end = kind(tmp_path / 'records')
+
+        def end_once_reported() -> None:
+            give_up = time.monotonic() + 60
+            while 'there are no records' not in caplog.text and time.monotonic() < give_up:
+                time.sleep(0.01)  # records are written while training continues
+            end()
+
+        trouble = tiny.AtBatches({2: begin, 4: end_once_reported})
+        weights, logged = train(tmp_path, make(interval='2ba'), [trouble], saves=kind is folder_gone)
+    assert logged == [2, 4, 6]
+    assert all(torch.equal(value, expected[name]) for name, value in weights.items())
+    assert batches(tmp_path / 'records') == [4, 6]
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    warnings = [message for message in messages if str(tmp_path / 'records') in message]
+    assert all('gauntlet ba2' in message and str(tmp_path / 'records/ba2') in message for message in warnings)
+    assert len([message for message in warnings if 'there are no records' in message]) == 1
+
+
+def test_training_continues_while_records_are_written(tmp_path, make, monkeypatch):
+    is_trained = threading.Event()
+
+    def write_later(*arguments: Any, **further: Any) -> None:
+        assert is_trained.wait(20)
+        write_records(*arguments, **further)
+
+    monkeypatch.setattr('llmfoundry_gauntlet.composer.callback.write_records', write_later)
+    train(tmp_path, make(interval='2ba'), [tiny.AtBatches({3: is_trained.set})], saves=True)
+    found = {record['training']['batch']: record for _, record in find_results(tmp_path / 'records')}
+    assert list(found) == [2, 4, 6]
+    assert Path(found[2]['training']['checkpoint']).name == 'ep0-ba2-rank0.pt'
+    assert not list((tmp_path / 'records').rglob('journal'))
+
+
+def test_a_journal_is_kept_until_its_own_records_are_written(tmp_path, make, monkeypatch):
+    """The first `fit` notes its checkpoint after its records are written. Mutation: always note it in the thread."""
+    saved = str(tmp_path / 'checkpoints')
+    trainer = tiny.trainer([make(interval='checkpoint')], max_duration='2ba', save_folder=saved, save_interval='2ba')
+    trainer.fit()
+    (first,) = [record for _, record in find_results(tmp_path / 'records')]
+    assert Path(first['training']['checkpoint']).name == 'ep0-ba2-rank0.pt'
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RecordError('the disk is full')
+
+    monkeypatch.setattr('llmfoundry_gauntlet.composer.callback.write_records', fail)
+    trainer.fit(duration='2ba')
+    trainer.close()
+    assert [path.parent.name for path in (tmp_path / 'records').rglob('journal')] == ['ba4']
+
+
+class Failing(Callback):
+    """Raise an error in the middle of an evaluation."""
+
+    def eval_batch_end(self, *_: object) -> None:
+        raise ZeroDivisionError
+
+
+def fail(folder: str) -> None:
+    """Fail in an evaluation, with a Trainer that is closed at exit, when Python has torn down the modules.
+
+    Another Trainer was garbage-collected before, which in Composer 0.32.1 removes the exit hooks of all.
+    """
+    logging.basicConfig(level=logging.WARNING)
+    first = tiny.trainer([], max_duration='1ba')
+    gauntlet = EvalGauntlet(**tiny.write_tasks(Path(folder)), interval='2ba', save_folder=f'{folder}/records')
+    tiny.kept = tiny.trainer([gauntlet, Failing()], max_duration='2ba')  # is there until the end
+    del first
+    gc.collect()
+    tiny.kept.fit()
+
+
+@pytest.mark.slow
+def test_a_failed_evaluation_is_closed_at_exit_without_another_error(tmp_path):
+    program = [sys.executable, '-c', f'import test_training; test_training.fail({str(tmp_path)!r})']
+    environment = {**os.environ, 'PYTHONPATH': forks.PATHS}
+    ended = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.endswith('ZeroDivisionError\n') and 'EvalGauntlet.close' not in ended.stderr

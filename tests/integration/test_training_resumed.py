@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch.distributed.checkpoint as dist_checkpoint
 from attempts import journal_lines, outcome
 from composer import Callback, Logger, State
 from composer.loggers import InMemoryLogger
+from watched import record
 
 from llmfoundry_gauntlet import EvalGauntlet, RecordError
 from llmfoundry_gauntlet.composer import callback
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.results.files import find_results
 
 KEY = 'icl/metrics/eval_gauntlet/all'
@@ -33,43 +36,28 @@ class Cut(Callback):
             raise KeyboardInterrupt
 
 
-def job(folder: Path, settings: dict[str, str], interval: str, callbacks: list[Callback]) -> InMemoryLogger:
-    """Run one job of a training of four batches with a checkpoint every two; return its logger."""
+def job(folder: Path, settings: dict[str, str], interval: str, callbacks: Sequence[Callback] = ()) -> list[int]:
+    """Run one job of a training of four batches with a checkpoint every two; return the batches that it logged."""
     logger = InMemoryLogger()
     gauntlet = EvalGauntlet(**settings, interval=interval, tokens_per_batch=60, save_folder=str(folder / 'records'))
-    trainer = tiny.trainer(
-        [*callbacks, gauntlet],
-        max_duration='4ba',
-        save_folder=str(folder / 'checkpoints'),
-        save_interval='2ba',
-        autoresume=True,
-        run_name='job',
-        loggers=[logger],
-    )
-    try:
+    saved = {'save_folder': str(folder / 'checkpoints'), 'save_interval': '2ba', 'autoresume': True, 'run_name': 'job'}
+    trainer = tiny.trainer([*callbacks, gauntlet], max_duration='4ba', loggers=[logger], **saved)
+    with contextlib.closing(trainer), contextlib.suppress(KeyboardInterrupt):
         if trainer.state.timestamp < trainer.state.max_duration:
             trainer.fit()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        trainer.close()
-    return logger
-
-
-def batches(logger: InMemoryLogger) -> list[int]:
     return [timestamp.batch.value for timestamp, _ in logger.data.get(KEY, [])]
 
 
 @pytest.mark.parametrize(('interval', 'due'), [('2ba', [2, 4]), ('checkpoint', [2, 4]), ('last', [4])])
 def test_an_interrupted_evaluation_is_finished_once(tmp_path, tiny_settings, interval, due):
-    assert batches(job(tmp_path / 'whole', tiny_settings, interval, [])) == due
+    assert job(tmp_path / 'whole', tiny_settings, interval) == due
     folder = tmp_path / 'cut'
-    assert batches(job(folder, tiny_settings, interval, [Cut(4)])) == due[:-1]
+    assert job(folder, tiny_settings, interval, [Cut(4)]) == due[:-1]
     assert not (folder / 'records/ba4/results.json').exists()
     num_finished = len(journal_lines(folder / 'records/ba4')) - 1  # after its identity
-    assert batches(job(folder, tiny_settings, interval, [])) == [4]
-    assert batches(job(folder, tiny_settings, interval, [])) == []
-    (*_, last) = [record for _, record in find_results(folder / 'records')]
+    assert job(folder, tiny_settings, interval) == [4]
+    assert job(folder, tiny_settings, interval) == []
+    last = record(folder / 'records/ba4')
     assert last['timing']['reused_items'] == num_finished > 0
     assert Path(last['training']['checkpoint']).name == 'ep0-ba4-rank0.pt'
     assert outcome(folder / 'records/ba4') == outcome(tmp_path / 'whole/records/ba4')
@@ -85,30 +73,26 @@ def test_records_missing_beside_a_checkpoint_are_written_by_the_next_job(tmp_pat
     records = tmp_path / 'records'
     with monkeypatch.context() as patch:
         patch.setattr(callback, 'write_records', killed)
-        assert batches(job(tmp_path, tiny_settings, 'checkpoint', [tiny.AtBatches({3: kill})])) == [2]
+        assert job(tmp_path, tiny_settings, 'checkpoint', [tiny.AtBatches({3: kill})]) == [2]
     assert not list(records.rglob('results.json'))
-    assert batches(job(tmp_path, tiny_settings, 'checkpoint', [])) == [2, 4]
-    found = [record for _, record in find_results(records)]
-    assert [record['training']['batch'] for record in found] == [2, 4]
-    num_items = sum(task['num_items'] for task in found[0]['tasks'].values())
-    assert found[0]['timing']['reused_items'] == num_items > 0
+    assert job(tmp_path, tiny_settings, 'checkpoint') == [2, 4]
+    first = record(records / 'ba2')
+    assert first['timing']['reused_items'] == first['metrics']['gauntlet/items'] > 0
+    assert (records / 'ba4/results.json').is_file()
     assert not list(records.rglob('journal'))
 
 
 @pytest.mark.filterwarnings('ignore:EvalGauntlet is not in the state_dict')  # Composer's warning about any new callback
 def test_checkpoints_load_with_and_without_the_callback(tmp_path, tiny_settings):
-    def train(duration: str, gauntlets: list[EvalGauntlet], name: str, **keys: str) -> None:
-        folder = str(tmp_path / name)
-        trainer = tiny.train(gauntlets, max_duration=duration, save_folder=folder, save_interval='2ba', **keys)
-        assert trainer.state.timestamp.batch == int(duration.removesuffix('ba'))
-
-    def gauntlet(name: str) -> EvalGauntlet:
-        return EvalGauntlet(**tiny_settings, interval='2ba', save_folder=str(tmp_path / 'records' / name))
-
-    train('2ba', [gauntlet('a')], 'with')
-    train('4ba', [], 'then_without', load_path=str(tmp_path / 'with/latest-rank0.pt'))
-    train('6ba', [gauntlet('b'), gauntlet('c')], 'then_two', load_path=str(tmp_path / 'then_without/latest-rank0.pt'))
-    train('8ba', [gauntlet('d')], 'then_one', load_path=str(tmp_path / 'then_two/latest-rank0.pt'))
+    load_path = None
+    for batch, names in ((2, 'a'), (4, ''), (6, 'bc'), (8, 'd')):
+        folders = [str(tmp_path / 'records' / name) for name in names]
+        gauntlets = [EvalGauntlet(**tiny_settings, interval='2ba', save_folder=folder) for folder in folders]
+        folder = str(tmp_path / f'{batch}')
+        saved = {'save_folder': folder, 'save_interval': '2ba', 'load_path': load_path}
+        trainer = tiny.train(gauntlets, max_duration=f'{batch}ba', **saved)
+        assert trainer.state.timestamp.batch == batch
+        load_path = f'{folder}/latest-rank0.pt'
     found = {folder.parent.name: record['training']['batch'] for folder, record in find_results(tmp_path / 'records')}
     assert found == {'a': 2, 'b': 6, 'c': 6, 'd': 8}
 
@@ -124,17 +108,12 @@ def budgeted(settings: dict[str, Any], budget: str | None = '60s', **further: An
 def run_job(folder: Path, gauntlets: list[EvalGauntlet], batch: int) -> None:
     """Train from the latest checkpoint, if there is one, to a batch, and save another there."""
     latest = folder / 'latest-rank0.pt'
-    trainer = tiny.trainer(
-        gauntlets,
-        max_duration=f'{batch}ba',
-        save_folder=str(folder),
-        save_interval=f'{batch}ba',
-        save_overwrite=True,
-        load_path=str(latest) if latest.exists() else None,
-    )
-    if not latest.exists():
-        for gauntlet in gauntlets:
-            gauntlet.loader.settle(dict.fromkeys(gauntlet.loader.prepared.tasks, FEWER))
+    saved = {'save_folder': str(folder), 'save_interval': f'{batch}ba', 'save_overwrite': True}
+    load_path = str(latest) if latest.exists() else None
+    trainer = tiny.trainer(gauntlets, max_duration=f'{batch}ba', **saved, load_path=load_path)
+    if load_path is None:
+        loader = gauntlets[0].loader
+        loader.settle(dict.fromkeys(loader.prepared.tasks, FEWER))
     trainer.fit()
     trainer.close()
     assert latest.resolve().name == f'ep0-ba{batch}-rank0.pt'
@@ -142,7 +121,7 @@ def run_job(folder: Path, gauntlets: list[EvalGauntlet], batch: int) -> None:
 
 def part_of(settings: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the settings of an evaluation of one of the tasks."""
-    entries = json.loads(Path(settings['tasks']).read_text())['icl_tasks']
+    entries = read_yaml(settings['tasks'])['icl_tasks']
     return {'tasks': [entry for entry in entries if entry['label'] == label], 'data_root': settings['data_root']}
 
 
@@ -184,16 +163,15 @@ def test_a_sharded_checkpoint_restores_the_subset(tmp_path, tiny_settings):
 
 
 def test_two_callbacks_keep_the_subsets_of_their_own_budgets(tmp_path, tiny_settings):
+    """The first takes the items that are settled, the second those that fit."""
+
     def gauntlets(name: str) -> list[EvalGauntlet]:
-        budgets = {budget: str(tmp_path / name / budget) for budget in ('60s', '90s')}
-        return [budgeted(tiny_settings, budget, interval='2ba', save_folder=path) for budget, path in budgets.items()]
+        folders = {budget: str(tmp_path / name / budget) for budget in ('60s', '90s')}
+        return [budgeted(tiny_settings, budget, interval='2ba', save_folder=path) for budget, path in folders.items()]
 
     first, second = gauntlets('first'), gauntlets('second')
-    trainer = tiny.trainer(first, max_duration='2ba', save_folder=str(tmp_path / 'checkpoints'), save_interval='2ba')
-    first[0].loader.settle(dict.fromkeys(first[0].loader.prepared.tasks, 2))
-    trainer.fit()
-    trainer.close()
+    run_job(tmp_path / 'checkpoints', first, 2)
     sizes = [dict(one.sizes) for one in first]
     assert sizes[0] != sizes[1]
-    tiny.train(second, max_duration='4ba', load_path=str(tmp_path / 'checkpoints/latest-rank0.pt'))
+    run_job(tmp_path / 'checkpoints', second, 4)
     assert [dict(one.sizes) for one in second] == sizes
