@@ -16,10 +16,9 @@ import pytest
 import tiny
 import torch
 import transformers
-from attempts import outcome
 from composer.core import Timestamp
 from composer.loggers import InMemoryLogger
-from watched import record
+from tiny import outcome, record
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.composer.checkpoint_folders import download

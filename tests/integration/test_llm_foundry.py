@@ -141,5 +141,5 @@ def test_recording_again_gives_the_same_fixture(model: str, real_data: Path, tmp
         assert new['prompts'] == old['prompts']
         for item, repeated in zip(old['items'], new['items'], strict=True):
             assert repeated['prediction'] == item['prediction']
-            assert repeated['losses'] == pytest.approx(item['losses'], abs=1e-5)
+            assert repeated['losses'] == pytest.approx(item['losses'], abs=1e-4)  # other processors round differently
         assert new['metrics'] == pytest.approx(old['metrics'], abs=1e-6)

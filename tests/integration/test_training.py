@@ -23,7 +23,7 @@ import torch
 from composer import Callback, Trainer
 from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
-from watched import record
+from tiny import record
 
 from llmfoundry_gauntlet import EvalGauntlet, ModelError, RecordError, build_icl_evaluators, evaluate
 from llmfoundry_gauntlet.config.yaml import read_yaml

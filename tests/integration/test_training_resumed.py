@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import tiny
 import torch.distributed.checkpoint as dist_checkpoint
-from attempts import journal_lines, outcome
 from composer import Callback, Logger, State
 from composer.loggers import InMemoryLogger
-from watched import record
+from tiny import journal_lines, outcome, record
 
 from llmfoundry_gauntlet import EvalGauntlet, RecordError
 from llmfoundry_gauntlet.composer import callback

@@ -13,10 +13,10 @@ import object_store
 import pytest
 import tiny
 import torch
-from attempts import outcome
 from object_store import S3Server
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from watched import options_of, record, train
+from tiny import outcome, record
+from watched import options_of, train
 
 from llmfoundry_gauntlet.composer.watch import Watcher, WatchSettings, evaluate_checkpoint
 from llmfoundry_gauntlet.config.settings import decode_settings

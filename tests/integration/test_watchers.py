@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import tiny
-from attempts import journal_lines, outcome
 from forks import PATIENCE, start, start_ranks, statuses, tail_of
-from watched import options_of, record, train_slowly, watch
+from tiny import journal_lines, outcome, record
+from watched import options_of, train_slowly, watch
 
 ALL = (2, 4, 6, 8)
 

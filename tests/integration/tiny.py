@@ -183,6 +183,23 @@ def settings_of(folder: Path) -> dict[str, str]:
     return {'tasks': f'{folder}/tasks.yaml', 'gauntlet': f'{folder}/gauntlet.yaml', 'data_root': str(folder)}
 
 
+def record(folder: Path) -> dict[str, Any]:
+    """Return the content of results.json in a folder."""
+    content: dict[str, Any] = json.loads((folder / 'results.json').read_text())
+    return content
+
+
+def outcome(out: Path) -> tuple[dict[str, float], dict[str, bytes]]:
+    """Return what an evaluation has recorded: metrics without timings, and every samples file."""
+    metrics = {key: value for key, value in record(out)['metrics'].items() if not key.startswith('gauntlet/seconds')}
+    return metrics, {path.name: path.read_bytes() for path in sorted((out / 'samples').iterdir())}
+
+
+def journal_lines(out: Path) -> list[bytes]:
+    """Return all lines of the journal of an evaluation."""
+    return [line for path in sorted((out / 'journal').glob('*')) for line in path.read_bytes().splitlines(True)]
+
+
 def digests(trainer: Trainer) -> dict[str, str]:
     """Return digests of this rank's weights, and of its optimizer, random states and training mode.
 

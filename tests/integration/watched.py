@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -49,8 +48,3 @@ def watch(*words: str) -> None:
     """Run `gauntlet watch`."""
     sys.argv = ['gauntlet', 'watch', *words]
     gauntlet()
-
-
-def record(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((folder / 'results.json').read_text())
-    return content
