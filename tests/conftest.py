@@ -55,7 +55,6 @@ SLOW = [
     'results/report/test_browser',
     'results/report/test_compare',
     'results/report/test_page',
-    'results/report/test_page_samples',
     'results/test_replaced_runs',
     'scoring/code/test_attacks',
     'scoring/code/test_execution',

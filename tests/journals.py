@@ -20,20 +20,10 @@ DAMAGED = (
 
 
 def item(row: int, **changes: Any) -> ItemResult:
-    values: dict[str, Any] = {'text': None, 'logprobs': (-1.5, -0.25 - row), **changes}
-    return ItemResult(
-        key=ItemKey('sums/2-shot', row),
-        category='Größe',
-        gold=1,
-        predicted=0,
-        score=0.5,
-        num_tokens=(2, 3),
-        reason=None,
-        prompt_sha256='5e7f',
-        truncated=False,
-        cluster=f'{row:016x}',
-        **values,
-    )
+    values = dict.fromkeys(('predicted', 'reason', 'text'))
+    values |= {'category': 'Größe', 'gold': 1, 'score': 0.5, 'logprobs': (-1.5, -0.25 - row), 'num_tokens': (2, 3)}
+    values |= {'prompt_sha256': '5e7f', 'truncated': False, 'cluster': f'{row:016x}', **changes}
+    return ItemResult(key=ItemKey('sums/2-shot', row), **values)
 
 
 def item_results(

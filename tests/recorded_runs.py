@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run_cli
 
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
@@ -69,6 +70,7 @@ AVERAGES = {'core': ('reading', 'rest'), 'reading alone': ('reading',)}
 SIZES = {key: len(rows) for key, rows in ROWS.items()}
 SEEDS = {'a': 0, 'b': 2, 'c': 4, 'd': 9}  # of answers
 BATCHES = {'a': 20, 'b': 100, 'c': 400, 'd': 1000}  # as checkpoints of one training
+LOSSES = {100: 3.5, 400: 2.25, 1000: 2.0}  # by batch; before the first one, there is none
 VARIANTS = [*(f'option_order:{letter}' for letter in 'ABC'), *(f'prompt:{number}' for number in range(10))]
 NAMES = ('task', 'num_shots', 'file', 'row', 'variant', 'sample')  # of an item, in requests and answers
 
@@ -179,6 +181,28 @@ def answers_of(seed: int, keys: Iterable[str] = (*ROWS, AGIEVAL)) -> list[dict[s
             answers.append({**name, 'text': f'The best answer is {letter}'})
     labels = set(map(label_of, keys))
     return [answer for answer in answers if answer['task'] in labels]
+
+
+def record_run(
+    out: Path,
+    data: Path,
+    keys: Iterable[str] = (*ROWS, AGIEVAL),
+    *words: Any,
+    answers: Iterable[Mapping[str, Any]] | None = None,
+    gauntlet: Mapping[str, Any] | None = None,
+    tasks: Mapping[str, Any] | None = None,
+) -> Path:
+    """Score answers to some of the tasks with changed settings; YAML files are written beside the run."""
+    folder, keys = out.parent, list(keys)
+    if own := [key for key in keys if key != AGIEVAL]:
+        words += ('--tasks', tasks_yaml(folder, own, **(tasks or {})))
+    if gauntlet is not None:
+        words += ('--gauntlet', gauntlet_yaml(folder, **gauntlet))
+    if AGIEVAL in keys and '--score' not in words:
+        words += ('--score', score_yaml(folder))
+    path = write_answers(folder, answers_of(0, keys) if answers is None else answers)
+    assert run_cli('run', '--outputs', path, '--data-root', data, *words, '--out', out) == 0
+    return out
 
 
 def samples_path(run: Path, key: str) -> Path:

@@ -1,39 +1,15 @@
-"""Fixtures for tests of `gauntlet compare` and the report."""
+"""Fixtures for tests of recorded runs: complete runs of four models, and runs of a part of their tasks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import run_cli
-from recorded_runs import (
-    AGIEVAL,
-    BATCHES,
-    ROWS,
-    SEEDS,
-    answers_of,
-    copy_run,
-    gauntlet_yaml,
-    score_yaml,
-    tasks_yaml,
-    write_data,
-    write_lines,
-)
-
-
-@pytest.fixture
-def compared(gauntlet):
-    """Return the output of `gauntlet compare --format json`."""
-
-    def call(*words: Any) -> Any:
-        status, out, err = gauntlet('compare', *words, '--format', 'json')
-        assert status == 0, err
-        return json.loads(out)
-
-    return call
+from recorded_runs import BATCHES, LOSSES, ROWS, SEEDS, answers_of, copy_run, edited, record_run, write_data
 
 
 @pytest.fixture(scope='session')
@@ -48,50 +24,61 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Path]:
     """Return complete runs of four models."""
     folder = tmp_path_factory.mktemp('runs')
-    words = ['--tasks', tasks_yaml(folder), '--gauntlet', gauntlet_yaml(folder), '--score', score_yaml(folder)]
-    found = {}
-    for name, seed in SEEDS.items():
-        found[name] = folder / name
-        answers = write_lines(folder / 'answers.jsonl', answers_of(seed))
-        assert run_cli('run', '--outputs', answers, *words, '--data-root', data, '--out', found[name]) == 0
-    return found
+    return {
+        name: record_run(folder / name, data, answers=answers_of(seed), gauntlet={}) for name, seed in SEEDS.items()
+    }
+
+
+@pytest.fixture(scope='session')
+def training(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Path:
+    """Return a training run with four unevenly spaced checkpoints."""
+    folder = tmp_path_factory.mktemp('trained') / 'training'
+    for name, batch in BATCHES.items():
+        with edited(copy_run(runs[name], folder / f'ba{batch}', batch=batch)) as record:
+            record['training']['loss'] = LOSSES.get(batch)
+    return folder
+
+
+@pytest.fixture(scope='session')
+def unscored(tmp_path_factory: pytest.TempPathFactory, data: Path, runs: dict[str, Path]) -> tuple[Path, Path]:
+    """Return runs of two models, the second with unscored items."""
+    out = tmp_path_factory.mktemp('unscored') / 'unscored'
+    answers = [answer for answer in answers_of(2, ROWS) if answer['task'] != 'choices' or answer['row'] not in (2, 3)]
+    return runs['a'], record_run(out, data, ROWS, '--allow-missing', answers=answers, gauntlet={})
+
+
+@pytest.fixture
+def run(runs: dict[str, Path], tmp_path: Path) -> Path:
+    """Return a run that the test may change."""
+    return copy_run(runs['a'], tmp_path / 'run')
 
 
 @pytest.fixture
 def make_run(tmp_path: Path, data: Path):
     """Return a function that scores answers to some of the tasks with changed settings."""
-
-    def make(
-        name: str,
-        keys: Iterable[str],
-        *words: Any,
-        answers: Iterable[dict[str, Any]] | None = None,
-        gauntlet: Mapping[str, Any] | None = None,
-        tasks: Mapping[str, Any] | None = None,
-    ) -> Path:
-        keys = list(keys)
-        words = ['--tasks', tasks_yaml(tmp_path, [key for key in keys if key != AGIEVAL], **(tasks or {})), *words]
-        if gauntlet is not None:
-            words += ['--gauntlet', gauntlet_yaml(tmp_path, **gauntlet)]
-        path = write_lines(tmp_path / 'answers.jsonl', answers_of(0, keys) if answers is None else answers)
-        out = tmp_path / name
-        assert run_cli('run', '--outputs', path, '--data-root', data, *words, '--out', out) == 0
-        return out
-
-    return make
+    return lambda name, *words, **changes: record_run(tmp_path / name, data, *words, **changes)
 
 
 @pytest.fixture
-def unscored(make_run, runs: dict[str, Path]) -> tuple[Path, Path]:
-    """Return runs of two models, the second with unscored items."""
-    answers = [answer for answer in answers_of(2, ROWS) if answer['task'] != 'choices' or answer['row'] not in (2, 3)]
-    return runs['a'], make_run('unscored', ROWS, '--allow-missing', answers=answers, gauntlet={})
+def compared(gauntlet):
+    """Return the output of `gauntlet compare --format json`."""
+
+    def call(*words: Any) -> Any:
+        status, out, err = gauntlet('compare', *words, '--format', 'json')
+        assert status == 0, err
+        return json.loads(out)
+
+    return call
 
 
-@pytest.fixture
-def training(runs: dict[str, Path], tmp_path: Path) -> Path:
-    """Return a training run with four unevenly spaced checkpoints."""
-    folder = tmp_path / 'training'
-    for name, batch in BATCHES.items():
-        copy_run(runs[name], folder / f'ba{batch}', batch=batch)
-    return folder
+@pytest.fixture(scope='module')
+def browser() -> Iterator[Any]:
+    path = shutil.which('chromium')
+    if path is None:
+        pytest.skip('there is no chromium on the path')
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])
+        yield started
+        started.close()

@@ -1,71 +1,16 @@
-"""Report pages in headless Chromium: charts, sorting, filters, and no requests."""
+"""Report pages in headless Chromium: charts, sorting, filters and hostile texts, and no requests."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import run_cli
-from recorded_runs import AGIEVAL, BATCHES, ROWS, copy_run
-from report_pages import HOSTILE, hostile_run, shown
+from recorded_runs import BATCHES, CHOICES, RIDDLES, ROWS, record_run, write_lines
 
-SCORES = 'Scores after ba1000'
-SIGNED = str.maketrans({'\u2212': '-'})
-CONTRAST = """() => {
-  const luminance = (colour) => {
-    const parts = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
-      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-  };
-  const paper = luminance(getComputedStyle(document.body).backgroundColor);
-  const found = {};
-  const shown = ['h1', '.lead', '.error', '.note', 'nav a', 'thead th', '.badge.wrong', '.chart svg text'];
-  for (const selector of shown) {
-    const element = document.querySelector(selector);
-    const style = getComputedStyle(element);
-    const ink = luminance(element.ownerSVGElement ? style.fill : style.color);
-    found[selector] = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
-  }
-  return { paper, found };
-}"""
-
-
-LINES_OF_LABELS = """() => {
-  const lines = (element) => {
-    const range = document.createRange();
-    range.selectNodeContents(element.firstChild);
-    return new Set([...range.getClientRects()].map((one) => one.top)).size;
-  };
-  const labels = [...document.querySelectorAll('.controls label')].map(lines);
-  return { '.controls label': labels, '.shots': [...new Set([...document.querySelectorAll('td .shots')].map(lines))] };
-}"""
-
-
-@pytest.fixture(scope='module')
-def browser() -> Iterator[Any]:
-    path = shutil.which('chromium')
-    if path is None:
-        pytest.skip('there is no chromium on the path')
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope='module')
-def page_file(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the page of a training run with four checkpoints and SCORE."""
-    folder = tmp_path_factory.mktemp('report')
-    for name, batch in BATCHES.items():
-        copy_run(runs[name], folder / 'training' / f'ba{batch}', batch=batch)
-    out = folder / 'report.html'
-    assert run_cli('report', folder / 'training', '--out', out, '--samples', 20) == 0
-    return out
+MINUS = '\u2212'
 
 
 @pytest.fixture
@@ -95,31 +40,22 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     yield call
     for context in contexts:
         context.close()
-    assert requests == []
-    assert messages == []
+    assert requests == messages == []
 
 
-def column(page: Any, table: str, place: int) -> list[str]:
-    """Return the texts of a column's visible cells."""
-    rows = page.query_selector_all(f'table:has(caption:text-is("{table}")) tbody tr')
-    return [row.query_selector_all('th, td')[place].inner_text() for row in rows if row.is_visible()]
+@pytest.fixture(scope='module')
+def page_file(training: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of a training run with four checkpoints and SCORE."""
+    out = tmp_path_factory.mktemp('report') / 'report.html'
+    assert run_cli('report', training, '--out', out, '--samples', 20) == 0
+    return out
 
 
-def test_charts_are_drawn_and_the_page_works(opened, page_file: Path):
-    page = opened(page_file, viewport={'width': 1280, 'height': 900})
-    check_charts(page)
-    check_sorting(page)
-    check_samples(page)
-
-
-def check_charts(page: Any) -> None:
-    """Check that all charts have marks, and that a curve has a point with a tooltip for each checkpoint."""
+def test_charts_have_a_point_with_a_tooltip_for_each_checkpoint(opened, page_file: Path):
+    page = opened(page_file)
     charts = page.query_selector_all('[data-chart]')
-    assert len(charts) == 4 + 4  # composites and tasks
-    for chart in charts:
-        assert chart.query_selector('svg') is not None
-        assert len(chart.query_selector_all('svg path')) > 3
-        assert chart.get_attribute('aria-label')
+    assert len(charts) == 5 + 4  # composites, loss and tasks
+    assert all(len(chart.query_selector_all('svg path')) > 3 and chart.get_attribute('aria-label') for chart in charts)
     points = page.locator('[data-chart="0"] .mark-symbol path')
     assert points.count() == len(BATCHES)
     points.first.hover(force=True)
@@ -127,106 +63,160 @@ def check_charts(page: Any) -> None:
     assert 'batch 20' in page.inner_text('#tip') and 'value ' in page.inner_text('#tip')
 
 
-def check_sorting(page: Any) -> None:
-    """Check that a click or Enter on a header sorts tasks without their categories, and a third one restores both."""
-    before = column(page, SCORES, 0)
-    head = page.locator(f'table:has(caption:text-is("{SCORES}")) thead th').nth(1)
-    assert head.get_attribute('aria-sort') == 'none'
-    head.locator('button').click()
-    values = [float(text.split()[0].translate(SIGNED)) for text in column(page, SCORES, 1)]
-    assert head.get_attribute('aria-sort') == 'descending'
-    averages, tasks = values[:2], values[2:6]
-    assert averages == sorted(averages, reverse=True) and tasks == sorted(tasks, reverse=True) and len({*tasks}) > 2
-    assert {*column(page, SCORES, 0)[2:6]} == {*ROWS}
-    head.locator('button').press('Enter')
-    assert head.get_attribute('aria-sort') == 'ascending'
-    assert [float(text.split()[0]) for text in column(page, SCORES, 1)][2:6] == tasks[::-1]
-    head.locator('button').click()
-    assert column(page, SCORES, 0) == before and head.get_attribute('aria-sort') == 'none'
+def test_a_click_sorts_tasks_without_their_categories_and_the_third_restores_both(opened, page_file: Path):
+    page = opened(page_file)
+    table = page.locator('table:has(caption:text-is("Scores after ba1000"))')
+    head = table.locator('thead th').nth(1)
+
+    def column(place: int) -> list[str]:
+        cells = table.locator(f'tbody tr:visible td:nth-child({place + 1})').all_inner_texts()
+        return cells[:6] if place == 0 else [text.split()[0].replace(MINUS, '-') for text in cells[:6]]
+
+    before = column(0)
+    for press, order in ((head.click, 'descending'), (lambda: head.locator('button').press('Enter'), 'ascending')):
+        press()
+        averages, tasks = (list(map(float, values)) for values in (column(1)[:2], column(1)[2:]))
+        assert head.get_attribute('aria-sort') == order and len({*tasks}) > 2
+        assert {*column(0)[2:]} == {*ROWS}
+        for values in (averages, tasks):
+            assert values == sorted(values, reverse=order == 'descending')
+    head.click()
+    assert column(0) == before and head.get_attribute('aria-sort') == 'none'
 
 
-def check_samples(page: Any) -> None:
-    """Check the filters, the button for more samples, and that a sample opens."""
-    form = page.locator('[data-samples]')
-    assert page.locator('.sample:visible').count() == 25
+def test_samples_are_filtered_by_task_outcome_and_words(opened, page_file: Path):
+    page = opened(page_file)
+    form, shown = page.locator('[data-samples]'), page.locator('.sample:visible')
+    assert shown.count() == 25
     page.get_by_role('button', name='Show more').click()
-    assert page.locator('.sample:visible').count() == 50
-    form.get_by_label('Task').select_option(label=AGIEVAL)
-    texts = page.locator('.sample:visible summary').all_inner_texts()
-    assert texts and all(AGIEVAL in text for text in texts)
-    form.get_by_label('Task').select_option(label='riddles/0-shot')
+    assert shown.count() == 50
+    form.get_by_label('Task').select_option(label=RIDDLES)
+    assert shown.count() == 7
     form.get_by_label('Outcome').select_option('wrong')
-    found = page.locator('.sample:visible')
-    assert 0 < found.count() < 7
-    found.first.locator('summary').press('Enter')
-    assert found.first.locator('pre').first.inner_text().startswith('Twice ')
+    assert 0 < shown.count() < 7
+    shown.first.locator('summary').press('Enter')
+    assert shown.first.locator('pre').first.inner_text().startswith('Twice ')
+    form.get_by_label('Find').fill('TWICE')
+    assert shown.count() > 0
     form.get_by_label('Find').fill('no such words')
-    assert found.count() == 0
+    assert shown.count() == 0
 
 
-def test_the_policy_blocks_injected_scripts_and_requests(browser: Any, page_file: Path):
+def test_the_policy_blocks_injected_scripts_styles_forms_and_requests(browser: Any, page_file: Path):
     """Code that a debugger evaluates directly is exempt from the policy, so the attempts run in later callbacks."""
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(page_file.as_uri())
-    refused = page.evaluate(
-        """async () => {
-          const refused = [];
-          document.addEventListener('securitypolicyviolation', (event) => refused.push(event.effectiveDirective));
-          const later = (work) => new Promise((resolve) => setTimeout(() => {
-            try { work(); } catch (error) { refused.push(error.name); }
-            setTimeout(resolve, 50);
-          }, 0));
-          await later(() => new Function('window.broken = 1')());
-          await later(() => {
-            const script = document.createElement('script');
-            script.textContent = 'window.broken = 2';
-            document.body.append(script);
-          });
-          await later(() => document.body.insertAdjacentHTML('beforeend', '<img src="https://example.invalid/a.png">'));
-          await fetch('https://example.invalid/').catch((error) => refused.push(error.name));
-          await later(() => {});
-          return [window.broken ?? null, ...refused];
-        }"""
-    )
-    context.close()
-    wanted = ['script-src', 'EvalError', 'script-src-elem', 'img-src', 'connect-src', 'TypeError']
-    assert [refused[0], sorted(refused[1:])] == [None, sorted(wanted)]
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(page_file.as_uri())
+        refused = page.evaluate(
+            """async () => {
+              const refused = [];
+              const add = (tag, values) => {
+                const made = Object.assign(document.createElement(tag), values);
+                document.body.append(made);
+                return made;
+              };
+              document.addEventListener('securitypolicyviolation', (event) => refused.push(event.effectiveDirective));
+              const later = (work) => new Promise((resolve) => setTimeout(() => {
+                try { work(); } catch (error) { refused.push(error.name); }
+                setTimeout(resolve, 50);
+              }, 0));
+              await later(() => new Function('window.broken = 1')());
+              await later(() => add('script', { textContent: 'window.broken = 2' }));
+              await later(() => add('style', { textContent: 'body { display: none }' }));
+              await later(() => add('img', { src: 'https://example.invalid/a.png' }));
+              await later(() => add('base', { href: 'https://example.invalid/' }));
+              await later(() => add('form', { action: 'https://example.invalid/' }).submit());
+              await fetch('https://example.invalid/').catch((error) => refused.push(error.name));
+              await later(() => {});
+              return [window.broken ?? null, ...refused];
+            }"""
+        )
+    wanted = ['script-src', 'EvalError', 'script-src-elem', 'style-src-elem', 'img-src', 'base-uri', 'form-action']
+    assert [refused[0], sorted(refused[1:])] == [None, sorted([*wanted, 'connect-src', 'TypeError'])]
 
 
-def test_light_dark_phone_and_print(opened, page_file: Path):
-    page = opened(page_file, viewport={'width': 1280, 'height': 900}, color_scheme='dark')
-    dark = page.evaluate(CONTRAST)
-    page.emulate_media(color_scheme='light')
-    light = page.evaluate(CONTRAST)
-    assert dark['paper'] < 0.05 < 0.9 < light['paper']
-    for found in (dark, light):
-        assert {name: value for name, value in found['found'].items() if value < 4.5} == {}
-    page.emulate_media(color_scheme='dark', media='print')
-    assert page.evaluate(CONTRAST)['paper'] > 0.9
-    assert not page.is_visible('nav') and not page.is_visible('.controls') and page.is_visible('caption')
-    page.emulate_media(media='screen')
-    page.set_viewport_size({'width': 360, 'height': 740})
+def test_the_page_fits_a_phone_a_dark_screen_and_paper(opened, page_file: Path):
+    page = opened(page_file, viewport={'width': 360, 'height': 740}, color_scheme='dark')
+
+    def paper() -> str:
+        return page.evaluate('getComputedStyle(document.body).backgroundColor')
+
     for summary in page.query_selector_all('section > details > summary'):
         summary.click()
     assert page.evaluate('document.documentElement.scrollWidth') == 360
-    page.evaluate('document.querySelector("select").add(new Option("a_long_name_".repeat(9)))')
-    assert page.evaluate(LINES_OF_LABELS) == {'.controls label': [1, 1, 1], '.shots': [1]}
     page.wait_for_function(
         '[...document.querySelectorAll(".chart svg")].every((one) => one.getBoundingClientRect().right <= 360)'
     )
+    assert paper() == 'rgb(19, 23, 27)'
+    page.emulate_media(media='print')
+    assert paper() == 'rgb(255, 255, 255)'
+    assert not page.is_visible('nav') and not page.is_visible('.controls') and page.is_visible('caption')
 
 
-def test_hostile_texts_run_no_script(opened, tmp_path: Path):
-    run = hostile_run(tmp_path / 'hostile')
-    assert run_cli('report', run, '--out', tmp_path / 'page.html', '--title', HOSTILE[1], '--samples', 50) == 0
-    page = opened(tmp_path / 'page.html', viewport={'width': 360, 'height': 740})
+HOSTILE = [
+    '</script><script>window.broken = 1</script>',
+    '<img src=x onerror="window.broken = 2">',
+    '"><svg onload=window.broken=3>',
+    "' onmouseover='window.broken=4",
+    '<a href="javascript:window.broken=5">here</a>',
+    '{{ 7 * 191 }}{% raw %}${window.broken = 6}',
+    '<!-- --><style>body { display: none }</style><meta http-equiv=refresh content=0>',
+    '&lt;b&gt; &amp; &#60;i&#62;',
+    'datum["v"] = 1; [x].y\\u0041',
+    'first\u2028second\u2029third\x00\x1b[31m\x85',
+    'turned \u202egnihtyna\u2066',
+    'half \ud800 a pair \udfff',  # not in prompts, which are UTF-8
+]
+SHOWN = [*HOSTILE[:-3], *(text.encode('unicode_escape').decode() for text in HOSTILE[-3:])]
+LONG = 'w' * 100_000
+
+
+def hostile_run(folder: Path) -> Path:
+    """Make a run with hostile prompts, answers, choices and names."""
+    folder.mkdir()
+    questions = [
+        {'query': text, 'choices': [f'{text} (yes)', LONG], 'gold': row % 2, 'category': f'{text}/{row}'}
+        for row, text in enumerate(HOSTILE[:-1])
+    ]
+    riddles = [{'context': f'{text} {LONG}', 'answer': f'{text}!'} for text in HOSTILE[:-1]]
+    riddles += [{'context': f'Riddle {place}', 'answer': '1'} for place in range(len(HOSTILE))]
+    write_lines(folder / 'choices.jsonl', questions)
+    write_lines(folder / 'riddles.jsonl', riddles)
+    categories = [
+        {'name': name, 'benchmarks': [{'name': label, 'num_fewshot': 0, 'random_baseline': 0.25}]}
+        for name, label in ((HOSTILE[0], 'choices'), (LONG[:3000], 'riddles'))
+    ]
+    answers: list[dict[str, Any]] = [
+        {'task': 'choices', 'num_shots': 0, 'row': row, 'logprobs': [-1.0, -2.0]} for row in range(len(questions))
+    ]
+    texts = [*HOSTILE, *(f'{text} {LONG}' for text in HOSTILE)]
+    answers += [{'task': 'riddles', 'num_shots': 0, 'row': row, 'text': texts[row]} for row in range(len(riddles))]
+    return record_run(
+        folder / '"><svg onload=window.broken=8>{{ 7 * 191 }}',
+        folder,
+        [CHOICES, RIDDLES],
+        answers=answers,
+        gauntlet={'categories': categories, 'averages': {HOSTILE[5]: [HOSTILE[0], LONG[:3000]]}},
+        tasks={
+            'choices': {'has_categories': True, 'cluster_key': None},
+            'riddles': {'example_delimiter': '<img src=x>'},
+        },
+    )
+
+
+def test_hostile_texts_are_shown_and_run_no_script(opened, tmp_path: Path):
+    out = tmp_path / 'page.html'
+    run = hostile_run(tmp_path / "<img src=x onerror='window.broken=7'>")
+    assert run_cli('report', run, '--out', out, '--title', HOSTILE[1], '--samples', 50) == 0
+    page = opened(out, viewport={'width': 360, 'height': 740})
     assert page.title() == HOSTILE[1]
     page.evaluate('document.querySelectorAll("details").forEach((one) => { one.open = true; one.hidden = false; })')
     text = page.inner_text('body')
-    assert [place for place in range(len(HOSTILE)) if shown(place) not in text] == []
+    assert [one for one in SHOWN if one not in text] == [] and '1337' not in text
+    assert LONG not in text and f'{LONG[:300]}\n[99,600 of 100,000 characters left out]\n{LONG[:100]}' in text
     assert page.evaluate('document.documentElement.scrollWidth') == 360
     for chart in page.query_selector_all('.chart svg path'):
         chart.dispatch_event('mousemove')
-    assert page.evaluate('window.broken') is None
-    assert page.query_selector_all('main img, main iframe, main [onerror], main [onload]') == []
+    assert page.evaluate('window.broken') is None and page.locator('script').count() == 3
+    own = 'img, iframe, object, link, base, main style, [src], [onload], [onerror], [onmouseover], a:not([href^="#"])'
+    assert page.locator(own).count() == 0

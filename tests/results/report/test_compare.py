@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from paired_estimates import bits_per_byte, check_differences, combined, composites_of, paired, score_differences
@@ -21,11 +23,19 @@ from recorded_runs import (
     ROWS,
     SIZES,
     TOPICS,
+    VARIANTS,
     answers_of,
     copy_run,
     record_of,
     rows_of_table,
+    samples_of,
+    samples_path,
+    with_truncated_prompts,
+    write_lines,
 )
+
+SHORTER, LONGER = {'max_seq_len': 1024}, {'max_seq_len': 2048}
+LLAMA, NEOX = ({'tokenizer': name} for name in ('LlamaTokenizerFast 900 (1a2b)', 'GPTNeoXTokenizerFast 800 (4d3c)'))
 
 
 def test_differences_are_paired_with_clustered_errors(compared, runs: dict[str, Path]):
@@ -44,7 +54,6 @@ def test_differences_are_paired_with_clustered_errors(compared, runs: dict[str, 
     check_differences(found['score'], score)
     assert (found['first'], found['second'], found['warnings']) == (str(runs['a']), str(runs['b']), [])
     counts = {'reading': 12 + 7, 'rest': 14 + 9 + 12, 'core': 12 + 7 + 14 + 9, 'reading alone': 12 + 7}
-    assert {key: one['num_items'] for key, one in found['tasks'].items()} == SIZES
     assert {name: one['num_items'] for name, one in found['composites'].items()} == counts
     assert {one['num_items'] for one in found['score'].values()} == {len(QUESTIONS)}
     for place, run in (('first', 'a'), ('second', 'b')):
@@ -69,10 +78,9 @@ def test_tables_and_csv_show_the_numbers_of_json_the_largest_first(
     (found,) = compared(*words[1:])
     shares = found['composites']['core']['difference']['variance_shares']
     largest = max(shares, key=lambda key: shares[key])
-    assert f'error of core, by share of its variance: {100 * shares[largest]:.0f} % {largest}, ' in ' '.join(
-        out.split()
-    )
-    assert shares.keys() == ROWS.keys() and sum(shares.values()) == pytest.approx(1) and 'error of rest' not in out
+    said = f'error of core, by share of its variance: {100 * shares[largest]:.0f} % {largest}, '
+    assert said in ' '.join(out.split()) and 'error of rest' not in out
+    assert shares.keys() == ROWS.keys() and sum(shares.values()) == pytest.approx(1)
     groups = [found[kind] for kind in ('tasks', 'composites', 'score')]
     by_size = [sorted(group, key=lambda name: -abs(group[name]['difference']['value'])) for group in groups]
     every = {name: one for group in groups for name, one in group.items()}
@@ -84,29 +92,24 @@ def test_tables_and_csv_show_the_numbers_of_json_the_largest_first(
     assert of_csv.keys() == every.keys()
     for name, one in every.items():
         first, second, difference = (one[place]['value'] for place in ('first', 'second', 'difference'))
-        error = one['difference']['standard_error']
-        assert table[name] == [
-            f'{first:.3f}',
-            f'{second:.3f}',
-            f'{difference:+.3f}',
-            f'{error:.3f}',
-            (f'{one["p_holm"]:.3f}' if one['p_holm'] >= 0.001 else '<0.001') + '*' * (one['p_holm'] < 0.05),
-            f'{one["detectable"]:.3f}',
-        ]
+        error, p = one['difference']['standard_error'], one['p_holm']
+        numbers = [f'{first:.3f}', f'{second:.3f}', f'{difference:+.3f}', f'{error:.3f}']
+        p_value = (f'{p:.3f}' if p >= 0.001 else '<0.001') + '*' * (p < 0.05)
+        assert table[name] == [*numbers, p_value, f'{one["detectable"]:.3f}']
         row = of_csv[name]
         assert (row['first_run'], row['second_run']) == (str(runs['a']), str(runs['b']))
-        assert [row[key] for key in ('difference', 'standard_error', 'p_holm')] == [
-            repr(number) for number in (difference, error, one['p_holm'])
-        ]
+        assert [row[key] for key in ('difference', 'standard_error', 'p_holm')] == list(
+            map(repr, (difference, error, p))
+        )
 
 
-def test_a_star_marks_significant_differences(gauntlet, make_run, monkeypatch: pytest.MonkeyPatch):
+def test_a_star_marks_significant_differences(gauntlet, make_run):
     """All lines are wrong, then right: a sign test of 8 clusters has p = 2 / 256, and twice that after Holm."""
-    keys = [LINES, RIDDLES]
+    keys, made = [LINES, RIDDLES], []
     for name, is_argmax in (('wrong', False), ('right', True)):
         answers = [{**one, 'is_argmax': is_argmax} if 'is_argmax' in one else one for one in answers_of(0, keys)]
-        monkeypatch.chdir(make_run(name, keys, answers=answers).parent)
-    table = rows_of_table(gauntlet('compare', 'wrong', 'right')[1])
+        made.append(make_run(name, keys, answers=answers))
+    table = rows_of_table(gauntlet('compare', *made)[1])
     assert table[LINES][:3] == ['0.000', '1.000', '+1.000'] and table[LINES][4:] == [f'{1 / 64:.3f}*', '-']
     assert table[LINES][3].startswith('[') and table[RIDDLES][-2:] == ['1.000', '-']
 
@@ -120,13 +123,12 @@ def test_each_further_run_is_compared_with_the_first(
     monkeypatch.chdir(tmp_path)
     found = compared(*names)
     assert [(one['first'], one['second']) for one in found] == [(names[0], names[1]), (names[0], names[2])]
-    for one, name in zip(found, names[1:], strict=True):
-        (alone,) = compared(names[0], name)
-        for task, difference in alone['tasks'].items():
-            assert {**one['tasks'][task], 'p_holm': 0} == {**difference, 'p_holm': 0}
-    p_values = [difference['p_value'] for one in found for difference in one['tasks'].values()]
-    smallest = min((difference for one in found for difference in one['tasks'].values()), key=lambda d: d['p_value'])
-    assert smallest['p_holm'] == min(1.0, smallest['p_value'] * len(p_values))  # of all that are shown
+    for one, run in zip(found, 'bc', strict=True):
+        for key, task in one['tasks'].items():
+            assert task['difference']['value'] == pytest.approx(paired(key, runs['a'], runs[run]).value, abs=1e-13)
+    every = [difference for one in found for difference in one['tasks'].values()]
+    smallest = min(every, key=lambda one: one['p_value'])
+    assert smallest['p_holm'] == min(1.0, smallest['p_value'] * len(every))  # of all that are shown
     status, out, err = gauntlet('compare', *names)
     assert (status, err) == (0, '') and all(name in out for name in names)
 
@@ -137,55 +139,147 @@ def test_another_metric_is_compared_for_tasks_that_have_it(compared, gauntlet, r
     keys = [CHOICES, TOPICS, LINES]
     check_differences(found['tasks'], {key: paired(key, runs['a'], runs['b'], bits_per_byte(key)) for key in keys})
     assert found['composites'] == found['score'] == {}
-    status, out, _ = gauntlet('compare', *words)
-    assert status == 0 and out.startswith('GoldBitsPerByte: ') and {*keys} == {*rows_of_table(out)} & {*ROWS}
-
-
-def test_an_absent_metric_has_a_reason(compared, gauntlet, runs: dict[str, Path]):
-    words = (runs['a'], runs['b'], '--metric', 'TruncatedShare')
-    (found,) = compared(*words)
+    out = gauntlet('compare', *words)[1]
+    assert out.startswith('GoldBitsPerByte: ') and {*keys} == {*rows_of_table(out)} & {*ROWS}
+    (found,) = compared(*words[:3], 'TruncatedShare')
     reason = 'TruncatedShare is not known of 7 of 7 items'
     assert found['tasks'].keys() == {RIDDLES}
     task = found['tasks'][RIDDLES]
-    assert (task['difference'], task['first']) == ({'reason': reason}, {'reason': reason})
-    assert (task['p_value'], task['p_holm']) == (None, None)
+    assert task['difference'] == task['first'] == {'reason': reason} and task['p_value'] is task['p_holm'] is None
     assert compared(*words[:3], 'CutShare') == [found]  # its earlier name
-    out = gauntlet('compare', *words)[1]
+    out = gauntlet('compare', *words[:3], 'TruncatedShare')[1]
     assert RIDDLES not in rows_of_table(out) and f'- {reason}: {RIDDLES}' in out
 
 
-# Runs that differ in rows, tasks, gauntlets or settings.
+# Runs that differ in rows, prompts, tasks, gauntlets or settings.
 
 
 def without_score(key: str, reason: str) -> dict[str, str]:
     return {'reason': f'benchmarks without a score: {key} ({reason})'}
 
 
+def without_variants(run: Path, variants: Callable[[str], bool], *, digest: str | None = None) -> None:
+    """Remove the samples of some variants of SCORE's questions, or give them another prompt."""
+    lines = samples_of(run, AGIEVAL)
+    changed = [{**one, 'prompt_sha256': digest} if variants(one['variant']) else one for one in lines]
+    write_lines(samples_path(run, AGIEVAL), [one for one in changed if one['prompt_sha256'] is not None])
+
+
 @pytest.mark.parametrize('is_turned', [False, True])
-def test_rows_missing_from_one_run_are_left_out_of_both(
-    compared, runs: dict[str, Path], tmp_path: Path, is_turned: bool
+def test_only_items_with_the_same_prompt_in_both_runs_are_compared(
+    compared, gauntlet, runs: dict[str, Path], tmp_path: Path, is_turned: bool
 ):
-    part = copy_run(runs['b'], tmp_path / 'part', without={CHOICES: [0, 4, 7], TOPICS: [1, 13]})
-    pair = (part, runs['a']) if is_turned else (runs['a'], part)
+    """The others, among them a variant of SCORE, are counted with the settings that may explain them."""
+    whole = with_truncated_prompts(runs['a'], tmp_path / 'whole', {}, config=LONGER)
+    part = copy_run(runs['b'], tmp_path / 'b', without={CHOICES: [0, 4, 7]})
+    part = with_truncated_prompts(part, tmp_path / 'part', {TOPICS: [0, 13]}, config=SHORTER)
+    without_variants(part, lambda variant: variant == 'prompt:4', digest='ab' * 32)
+    pair = (part, whole) if is_turned else (whole, part)
     (found,) = compared(*pair)
-    tasks = {key: paired(key, *pair) for key in ROWS}
-    sizes = {**SIZES, CHOICES: 9, TOPICS: 12}
+    rest = [copy_run(run, tmp_path / f'{run.name}_rest', without={TOPICS: [0, 13]}) for run in pair]
+    for run in rest:
+        without_variants(run, lambda variant: variant == 'prompt:4')
+    sizes = {**SIZES, CHOICES: 12 - 3, TOPICS: 14 - 2}
+    tasks = {key: paired(key, *rest) for key in ROWS}
     check_differences(found['tasks'], tasks)
     check_differences(found['composites'], composites_of(tasks, sizes))
+    check_differences(found['score'], score_differences(*rest))
     assert {key: one['num_items'] for key, one in found['tasks'].items()} == sizes
     assert found['composites']['reading']['num_items'] == 9 + 7
-    for warning, key, counts in zip(found['warnings'], (CHOICES, TOPICS), ((12, 9), (14, 12)), strict=True):
-        first, second = sorted(counts, reverse=not is_turned)
-        assert warning.startswith(f'{key}: {min(counts)} ') and warning.endswith(f' {first} and {second}')
+    lengths, counts = ('1024 / 2048', [9, 12]) if is_turned else ('2048 / 1024', [12, 9])
+    settings, num_questions = [f'max_seq_len {lengths}'], 7 * len(VARIANTS)
+    assert found['left_out'] == {
+        CHOICES: {'num_items': counts, 'num_common': 9, 'num_same_words': 9, 'settings': []},
+        TOPICS: {'num_items': [14, 14], 'num_common': 14, 'num_same_words': 12, 'settings': settings},
+        AGIEVAL: {
+            **{'num_items': [num_questions] * 2, 'num_common': num_questions},
+            **{'num_same_words': num_questions - 7, 'settings': settings},
+        },
+    }
+    said, rows = found['warnings']
+    assert said.endswith(f'(max_seq_len {lengths}): {TOPICS} 2 of 14, {AGIEVAL} 7 of {num_questions}')
+    assert rows.startswith(f'{CHOICES}: 9 ') and rows.endswith(f' {counts[0]} and {counts[1]}')
+    for form, place in (('table', 1), ('markdown', 1), ('csv', 2)):
+        shown = gauntlet('compare', *pair, '--format', form)[place]
+        assert f'warning: {said}' in ' '.join(shown.replace('\\_', '_').split()), form
+    assert 'warning' not in gauntlet('compare', *pair, '--format', 'csv')[1]
 
 
-def test_tasks_without_an_item_in_common_have_no_difference(compared, runs: dict[str, Path], tmp_path: Path):
-    one = copy_run(runs['a'], tmp_path / 'one', without={RIDDLES: [0, 1, 2]})
-    other = copy_run(runs['b'], tmp_path / 'other', without={RIDDLES: [3, 4, 5, 6]})
+@pytest.mark.parametrize(
+    ('configs', 'said'),
+    [
+        ((LLAMA, NEOX), f'tokenizer {LLAMA["tokenizer"]} / {NEOX["tokenizer"]}'),
+        (({}, {'truncation': 'reference'}), 'truncation drop_shots / reference'),
+        (({}, {'semantics': 'reference'}), 'semantics corrected / reference, truncation drop_shots / reference'),
+        (({'tokenizer': None}, LLAMA), 'no recorded setting differs'),
+        (({'max_seq_len': 9, **LLAMA}, {'max_seq_len': 9, **LLAMA}), 'no recorded setting differs'),
+        ((LONGER, {**SHORTER, 'fewshot': 'fixed'}), 'max_seq_len 2048 / 1024, fewshot reference / fixed'),
+    ],
+)
+def test_settings_that_may_explain_different_prompts_are_named(compared, runs, tmp_path: Path, configs, said: str):
+    first = with_truncated_prompts(runs['a'], tmp_path / 'one', {}, config=configs[0])
+    second = with_truncated_prompts(runs['b'], tmp_path / 'other', {LINES: [3]}, config=configs[1])
+    (found,) = compared(first, second)
+    assert found['warnings'][0].endswith(f' ({said}): {LINES} 1 of 9')
+
+
+@pytest.mark.parametrize(
+    ('configs', 'num_items'),
+    [
+        ((SHORTER, SHORTER), 9),
+        ((LONGER, SHORTER), 7),
+        ((LLAMA, NEOX), 7),
+        ((None, SHORTER), 7),  # truncated in one run alone
+    ],
+)
+def test_truncated_prompts_count_as_equal_only_with_equal_limits(
+    compared, runs, tmp_path: Path, configs, num_items: int
+):
+    """The digest is of the text before tokens are removed from its beginning."""
+    pair = []
+    for name, config in zip('ab', configs, strict=True):
+        rows = {LINES: [2, 5]} if config else {}
+        pair.append(with_truncated_prompts(runs[name], tmp_path / name, rows, same_digest=True, config=config))
+    (found,) = compared(*pair)
+    assert found['tasks'][LINES]['num_items'] == num_items
+
+
+def test_what_has_no_item_in_common_has_a_reason_and_the_rest_is_compared(
+    compared, gauntlet, runs: dict[str, Path], tmp_path: Path
+):
+    one = copy_run(runs['a'], tmp_path / 'one', without={LINES: range(4)})
+    other = copy_run(runs['b'], tmp_path / 'b', without={LINES: range(4, 9)})
+    other = with_truncated_prompts(other, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
+    without_variants(other, lambda variant: variant.startswith('prompt:'), digest='ab' * 32)
     (found,) = compared(one, other)
-    task, reason = found['tasks'][RIDDLES], 'the runs have no item in common'
-    assert (task['difference'], task['num_items'], task['p_holm']) == ({'reason': reason}, 0, None)
-    assert found['composites']['reading']['difference'] == without_score(RIDDLES, reason)
+    reasons = {
+        TOPICS: 'no item has the same prompt in all runs (max_seq_len none / 1024)',
+        LINES: 'the runs have no item in common',
+    }
+    for key, reason in reasons.items():
+        lost = found['tasks'].pop(key)
+        assert lost['difference'] == lost['first'] == {'reason': reason}
+        assert (lost['num_items'], lost['p_holm']) == (0, None)
+    rest = {'reason': 'benchmarks without a score: ' + ', '.join(f'{key} ({one})' for key, one in reasons.items())}
+    assert found['composites'].pop('rest')['difference'] == rest
+    assert 'value' not in found['composites'].pop('core')['difference']
+    tasks = {key: paired(key, one, other) for key in (CHOICES, RIDDLES)}
+    check_differences(found['tasks'], tasks)
+    composites = composites_of({**tasks, **dict.fromkeys((TOPICS, LINES), tasks[CHOICES])}, SIZES)
+    check_differences(found['composites'], {name: composites[name] for name in ('reading', 'reading alone')})
+    known = {name for name, one in found['score'].items() if 'value' in one['difference']}
+    assert known == {f'agieval option_order {metric}' for metric in ('accuracy', 'consistency_rate')}
+    out = gauntlet('compare', one, other)[1]
+    assert TOPICS not in rows_of_table(out) and f'- {reasons[TOPICS]}: {TOPICS}' in ' '.join(out.split())
+
+
+def test_llm_foundry_averages_over_missing_benchmarks_are_not_compared(compared, make_run, tmp_path: Path):
+    """Its averages ignore categories without a score, so they would be over other benchmarks."""
+    first = make_run('one', ROWS, '--semantics', 'reference', gauntlet={})
+    second = with_truncated_prompts(first, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
+    (found,) = compared(first, second)
+    assert found['composites']['reading']['difference']['value'] == 0
+    assert found['composites']['core']['difference'] == {'reason': f'benchmarks without a common item: {TOPICS}'}
 
 
 def test_tasks_with_unscored_items_are_compared_only_with_allow_missing(compared, unscored):
@@ -199,31 +293,70 @@ def test_tasks_with_unscored_items_are_compared_only_with_allow_missing(compared
     check_differences(compared(*unscored, '--allow-missing')[0]['tasks'], expected)
 
 
-def test_tasks_of_only_one_run_are_left_out_with_a_warning(compared, make_run, runs: dict[str, Path]):
-    few = make_run('few', [CHOICES, RIDDLES])
+def test_other_tasks_gauntlets_and_settings_are_warnings_and_the_first_gauntlet_is_used(compared, make_run, runs):
+    few = make_run('few', [CHOICES, RIDDLES], '--semantics', 'reference')
     (found,), (turned,) = compared(runs['a'], few), compared(few, runs['a'])
     assert list(found['tasks']) == [CHOICES, RIDDLES] and found['score'] == {}
-    (warning,) = found['warnings']
-    assert str(few) in warning and f'{TOPICS}, {LINES}, {AGIEVAL}' in warning
-    assert turned['warnings'] == [warning]
+    lacking, semantics = found['warnings']
+    assert str(few) in lacking and f'{TOPICS}, {LINES}, {AGIEVAL}' in lacking
+    assert semantics == 'semantics is corrected and reference'
+    assert turned['warnings'] == [lacking, 'semantics is reference and corrected']
     assert found['composites']['reading']['difference']['value'] == 0
     assert found['composites']['rest']['difference'] == without_score(f'{TOPICS}, {LINES}', 'did not run')
     assert turned['composites'] == {}  # the first has no gauntlet
-
-
-def test_another_gauntlet_is_a_warning_and_the_first_is_used(compared, make_run, runs: dict[str, Path]):
-    other = make_run('other', ROWS, answers=answers_of(2, ROWS), gauntlet={'weighting': 'EQUAL'})
+    other = make_run('other', ROWS, '--fewshot=fixed', answers=answers_of(2, ROWS), gauntlet={'weighting': 'EQUAL'})
     (found,), (turned,) = compared(runs['a'], other), compared(other, runs['a'])
-    assert AGIEVAL in found['warnings'][0] and 'gauntlets differ' in found['warnings'][1]
-    assert f'by that of {runs["a"]}' in found['warnings'][1] and f'by that of {other}' in turned['warnings'][1]
+    lacking, gauntlets, fewshot = found['warnings']
+    assert AGIEVAL in lacking and 'gauntlets differ' in gauntlets and f'by that of {runs["a"]}' in gauntlets
+    assert f'by that of {other}' in turned['warnings'][1] and fewshot == 'fewshot is reference and fixed'
     tasks = {key: paired(key, runs['a'], other) for key in ROWS}
     check_differences(found['composites'], composites_of(tasks, SIZES))
     expected = combined([tasks[CHOICES], tasks[RIDDLES]], [1 / 2 / (1 - BASELINES[CHOICES]), 1 / 2]).value
     assert turned['composites']['reading']['difference']['value'] == pytest.approx(-expected, abs=1e-13)
 
 
-def test_other_semantics_and_fewshot_are_warnings(compared, make_run):
-    one = make_run('one', [LINES])
-    other = make_run('other', [LINES], '--semantics', 'reference', '--fewshot', 'fixed')
-    (found,) = compared(one, other)
-    assert found['warnings'] == ['semantics is corrected and reference', 'fewshot is reference and fixed']
+def checkpoints_of(run: Path, *batches: int | None) -> Path:
+    for number, batch in enumerate(batches):
+        copy_run(run, run.parent / 'training' / f'run{number}', batch=batch)
+    return run.parent / 'training'
+
+
+INCOMPARABLE: dict[str, tuple[Callable[[Path, Any], list[Any]], list[str]]] = {
+    'no task in common': (
+        lambda run, make: [make('one', [LINES, CHOICES]), make('other', [RIDDLES])],
+        ['{folder}/one', '{folder}/other', f'{LINES}, {CHOICES}', RIDDLES],
+    ),
+    'one alone': (lambda run, make: [run], ['{folder}/run: ']),
+    'an unknown metric': (
+        lambda run, make: [run, run, '--metric', 'GoldBits'],
+        ['--metric: ', "'GoldBits'", 'GoldBitsPerByte, GoldProbability, ', 'NumericMatch, StrictMatch, '],
+    ),
+    'one batch twice': (lambda run, make: [checkpoints_of(run, 20, 20)], ['{folder}/training: ', '(20, 20)']),
+    'an unknown batch': (lambda run, make: [checkpoints_of(run, 20, None)], ['{folder}/training: ', '(None, 20)']),
+    'other prompts': (
+        lambda run, make: [run, make('other', [CHOICES], tasks={'choices': {'prompt_string': 'Please answer.\n'}})],
+        [f'{CHOICES}: ', "(prompt_string '' / 'Please answer.\\n')"],
+    ),
+    'other data': (
+        lambda run, make: [
+            run,
+            make(
+                *('other', [RIDDLES], '--data-root', run.parent),
+                answers=[{**one, 'row': one['row'] % 7} for one in answers_of(0, [RIDDLES])],
+            ),
+        ],
+        [f'{RIDDLES}: ', '(data_sha256 '],
+    ),
+}
+
+
+@pytest.mark.parametrize('case', INCOMPARABLE)
+def test_incomparable_runs_are_an_error(gauntlet, run: Path, make_run, tmp_path: Path, case: str):
+    write_lines(tmp_path / 'riddles.jsonl', [{**row, 'context': f'{row["context"]}?'} for row in ROWS[RIDDLES]])
+    make, facts = INCOMPARABLE[case]
+    words = make(run, make_run)
+    for form in ('table', 'json'):
+        status, out, err = gauntlet('compare', *words, '--format', form)
+        assert (status, out) == (2, '')
+        for fact in facts:
+            assert fact.format(folder=tmp_path) in err

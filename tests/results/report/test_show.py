@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import doctest
+import functools
 import io
 import json
+import operator
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ from recorded_runs import (
 )
 from rich.cells import cell_len
 
-from llmfoundry_gauntlet import read_run, read_runs, samples_frame, scores_frame
+from llmfoundry_gauntlet import read_runs, samples_frame, scores_frame
 from llmfoundry_gauntlet.results import runs as runs_module
 from llmfoundry_gauntlet.results.report.tables import plain
 from llmfoundry_gauntlet.results.runs import summarize_again
@@ -73,43 +76,42 @@ def accuracy_of(record: dict[str, Any], key: str) -> dict[str, Any]:
 # Numbers.
 
 
-def test_csv_has_every_number_in_full_precision(shown, runs: dict[str, Path]):
-    rows = list(csv.DictReader(io.StringIO(shown(runs['a'], runs['b'], form='csv'))))
-    for name in ('a', 'b'):
-        record = record_of(runs[name])
+def numbers_of(record: dict[str, Any]) -> dict[tuple[str, str, str, str], dict[str, Any]]:
+    """Return all measures of a record by kind, name, part and metric."""
+    found = {}
+    for kind, group in (('category', 'categories'), ('average', 'averages')):
+        found |= {(kind, name, '', 'Composite'): one for name, one in record['composites'][group].items()}
+    for key, task in record['tasks'].items():
+        for part, score in {'': task, **task.get('categories', {})}.items():
+            found |= {('task', key, part, metric): one for metric, one in score['metrics'].items()}
+    for label, entry in record['score']['agieval']['perturbations'].items():
+        for metric, one in entry.items():
+            if isinstance(one, dict):
+                parts = {'': one} if 'value' in one else one
+                found |= {('perturbation', f'agieval/{label}', part, metric): m for part, m in parts.items()}
+    return found
+
+
+def test_csv_json_and_frames_have_every_number_in_full_precision(shown, training: Path):
+    rows = list(csv.DictReader(io.StringIO(shown(training, form='csv'))))
+    for batch in BATCHES.values():
         mine = {
-            (row['kind'], row['name'], row['part'], row['metric']): (row['value'], row['standard_error'])
+            tuple(row[name] for name in ('kind', 'name', 'part', 'metric')): (row['value'], row['standard_error'])
             for row in rows
-            if row['run'] == str(runs[name])
+            if (row['run'], row['batch']) == (str(training / f'ba{batch}'), str(batch))
         }
-        expected = {}
-        for kind, group in (('category', 'categories'), ('average', 'averages')):
-            for label, measure in record['composites'][group].items():
-                expected[kind, label, '', 'Composite'] = measure
-        for key, task in record['tasks'].items():
-            for part, score in {'': task, **task.get('categories', {})}.items():
-                expected.update({('task', key, part, metric): m for metric, m in score['metrics'].items()})
-        for label, entry in record['score']['agieval']['perturbations'].items():
-            for metric, found in entry.items():
-                if isinstance(found, dict):
-                    parts = {'': found} if 'value' in found else found
-                    expected.update({('perturbation', f'agieval/{label}', p, metric): m for p, m in parts.items()})
-        assert mine.keys() == expected.keys() and len(mine) > 60
-        for key, (value, error) in mine.items():
-            assert value == repr(expected[key]['value']) if 'value' in expected[key] else value == ''
-            assert error == (repr(expected[key]['standard_error']) if 'standard_error' in expected[key] else '')
+        expected = numbers_of(record_of(training / f'ba{batch}'))
+        assert len(mine) > 60 and mine == {
+            key: tuple(repr(one[name]) if name in one else '' for name in ('value', 'standard_error'))
+            for key, one in expected.items()
+        }
     chance = {row['metric']: row['chance'] for row in rows if row['name'] == CHOICES}
     assert chance.pop('InContextLearningMultipleChoiceAccuracy') == repr(1 / 3)
     assert set(chance.values()) == {''}
-
-
-def test_json_and_frames_have_the_rows_of_csv(shown, training: Path):
     found = json.loads(shown(training, form='json'))
-    rows = csv.DictReader(io.StringIO(shown(training, form='csv')))
-    assert [{key: '' if value is None else str(value) for key, value in row.items()} for row in found] == list(rows)
+    assert [{key: '' if value is None else str(value) for key, value in row.items()} for row in found] == rows
     frame = scores_frame(read_runs(str(training))).astype(object)
     assert frame.where(frame.notna(), None).to_dict('records') == found
-    assert list(frame.batch.unique()) == list(BATCHES.values())
 
 
 def test_run_with_json_prints_only_json(gauntlet, make_run, data: Path, tmp_path: Path):
@@ -133,19 +135,15 @@ def test_frames_of_samples_have_the_lines_of_the_files(training: Path):
     differing = ['run', 'batch', 'token']  # an evaluation has no place in a training
     for ours, theirs in ((evaluation.to_pandas(), run.to_pandas()), (evaluation.samples(), run.samples())):
         pd.testing.assert_frame_equal(*(one.drop(columns=differing, errors='ignore') for one in (ours, theirs)))
-
-
-def test_docstring_examples_run(runs: dict[str, Path]):
-    failed, tried = doctest.testmod(runs_module, extraglobs={'run': read_run(runs['a'])})
+    failed, tried = doctest.testmod(runs_module, extraglobs={'run': run})
     assert (failed, tried > 0) == (0, True)
 
 
 # Tables.
 
 
-def test_markdown_has_composites_first_and_errors_beside_values(shown, runs: dict[str, Path], training: Path):
-    rows = rows_of_markdown(shown(runs['a'], form='markdown'))
-    record = record_of(runs['a'])
+def test_tables_have_errors_beside_values_and_composites_at_their_beginning_or_end(shown, runs, training: Path):
+    rows, record = rows_of_markdown(shown(runs['a'], form='markdown')), record_of(runs['a'])
     assert rows.pop('') == ['a', 'error', 'chance', 'majority']
     names = [name.strip('*') for name in rows]
     assert names == [*AVERAGES, *GROUPED, 'SCORE', *names[9:]]
@@ -162,14 +160,10 @@ def test_markdown_has_composites_first_and_errors_beside_values(shown, runs: dic
     assert rows[''] == [cell for batch in BATCHES.values() for cell in (f'ba{batch}', 'error')]
     records = [record_of(training / f'ba{batch}') for batch in BATCHES.values()]
     assert rows[LINES] == [cell for record in records for cell in formatted(accuracy_of(record, LINES))]
-
-
-def test_terminal_table_ends_with_the_files(shown, runs: dict[str, Path]):
     out = shown(runs['a'])
-    record = record_of(runs['a'])
     rows = rows_of_table(out)
-    assert rows[TOPICS][:3] == [*formatted(accuracy_of(record, TOPICS)), '0.250']
     assert list(rows)[2:10] == [*GROUPED, *AVERAGES]
+    assert rows[TOPICS][:3] == [*formatted(accuracy_of(record, TOPICS)), '0.250']
     assert rows['seconds'][0] == f'{record["timing"]["seconds"]:.1f}'
     assert out.splitlines()[-1] == str(runs['a'] / 'results.json')
 
@@ -187,8 +181,8 @@ def test_absent_numbers_are_empty_with_a_reason(gauntlet, shown, unscored: tuple
     assert rows['task', LINES]['value'] != '' and rows['task', LINES]['reason'] == ''
     text = shown(run, form='markdown')
     assert CHOICES not in rows_of_markdown(text)
-    assert f'\n- {reason}: {CHOICES}' in text
-    assert f'- {reason}: {CHOICES}' in shown(run)
+    assert f'\n- {reason}: {CHOICES}' in text and f'- {reason}: {CHOICES}' in shown(run)
+    assert '- composites over tasks without a score are absent: reading, rest, core' in ' '.join(text.split())
 
 
 def test_duplicate_runs_are_shown_once_and_named_by_what_differs(shown, runs, tmp_path: Path):
@@ -203,11 +197,10 @@ def test_markdown_syntax_in_names_is_escaped(shown, runs: dict[str, Path], tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('command', ['show', 'compare'])
-def test_show_and_compare_import_nothing_heavy(runs: dict[str, Path], training: Path, command: str):
+def test_show_and_compare_import_nothing_heavy(runs: dict[str, Path], training: Path):
     names = ('torch', 'composer', 'transformers', 'datasets', 'sympy', 'pandas', 'altair')
-    for words in ([runs['a'], runs['b']], [training], [runs['a'], runs['b'], '--format', 'csv']):
-        assert loaded_by(command, *words, names=names) == []
+    for words in (('show', runs['a'], runs['b']), ('compare', training), ('compare', runs['a'], training)):
+        assert loaded_by(*words, names=names) == []
 
 
 # Marks.
@@ -268,37 +261,9 @@ def test_tables_of_a_pipe_have_80_columns_and_names_keep_their_shots(shown, chan
 # The results format of lm-evaluation-harness 0.4.
 
 
-def test_tasks_have_lm_evals_metrics(shown, runs: dict[str, Path]):
-    found, record = json.loads(shown(runs['a'], form='lm-eval')), record_of(runs['a'])
-    names = {'choices', 'topics', 'lines', 'riddles'}
-    for key in ('results', 'configs', 'versions', 'n-shot', 'n-samples', 'higher_is_better', 'group_subtasks'):
-        assert found[key].keys() == names
-    metrics = {
-        CHOICES: {'acc': 'InContextLearningMultipleChoiceAccuracy', 'acc_norm': 'CharacterNormalizedMatch'},
-        LINES: {'acc': 'InContextLearningLMAccuracy'},
-        RIDDLES: {'exact_match': 'InContextLearningGenerationExactMatchAccuracy'},
-    }
-    for key, of_task in metrics.items():
-        expected: dict[str, Any] = {'alias': key.partition('/')[0]}
-        for name, ours in of_task.items():
-            measure = record['tasks'][key]['metrics'][ours]
-            expected |= {f'{name},none': measure['value'], f'{name}_stderr,none': measure['standard_error']}
-        assert found['results'][expected['alias']] == expected
-    assert found['n-shot'] == dict.fromkeys(names, 0)
-    assert found['n-samples']['choices'] == {'original': 12, 'effective': 12}
-    assert {name: config['output_type'] for name, config in found['configs'].items()} == {
-        'choices': 'multiple_choice',
-        'topics': 'multiple_choice',
-        'lines': 'loglikelihood',
-        'riddles': 'generate_until',
-    }
-    assert found['configs']['choices']['dataset_path'] == 'choices.jsonl'
-
-
-def test_lm_evals_format_has_the_model_the_date_and_names_with_shots(shown, runs: dict[str, Path], tmp_path: Path):
+def test_lm_evals_format_has_its_metrics_settings_and_names(shown, run: Path):
     """Names have shots only where a label has several; an unknown error is 'N/A'."""
-    folder = copy_run(runs['a'], tmp_path / 'run')
-    with edited(folder) as record:
+    with edited(run) as record:
         record['model'] = {'name': 'meta/llama', 'class': 'LlamaForCausalLM', 'num_parameters': 7}
         record['timing'].update(started='2026-01-02T03:04:05+00:00', seconds=1.5)
         tasks = record['tasks']
@@ -306,20 +271,80 @@ def test_lm_evals_format_has_the_model_the_date_and_names_with_shots(shown, runs
         tasks['programs/0-shot'] = {**tasks[LINES], 'metrics': {'PassAt10': {'value': 0.5, 'standard_error': 0.1}}}
         tasks['absent/0-shot'] = {'reason': 'no sandbox'}
         tasks[RIDDLES].update(num_unscored=2, file_clusters={'': {'1': 30, '5': 2}})
-    found = json.loads(shown(folder, form='lm-eval'))
+    found = json.loads(shown(run, form='lm-eval'))
+    types = {
+        'choices': 'multiple_choice',
+        'topics': 'multiple_choice',
+        'lines_0-shot': 'loglikelihood',
+        'riddles': 'generate_until',
+    }
+    for key in ('results', 'configs', 'versions', 'n-shot', 'n-samples', 'higher_is_better', 'group_subtasks'):
+        assert found[key].keys() == {*types, 'lines_5-shot', 'programs'}
+    assert {name: found['configs'][name]['output_type'] for name in types} == types
+    metrics = {
+        CHOICES: {'acc': 'InContextLearningMultipleChoiceAccuracy', 'acc_norm': 'CharacterNormalizedMatch'},
+        RIDDLES: {'exact_match': 'InContextLearningGenerationExactMatchAccuracy'},
+        'lines/5-shot': {'acc': 'InContextLearningLMAccuracy'},
+        'programs/0-shot': {'pass@10': 'PassAt10'},
+    }
+    for key, of_task in metrics.items():
+        alias = key.removesuffix('/0-shot').replace('/', '_')
+        expected: dict[str, Any] = {'alias': alias}
+        for name, ours in of_task.items():
+            measure = tasks[key]['metrics'][ours]
+            expected |= {f'{name},none': measure['value'], f'{name}_stderr,none': measure.get('standard_error', 'N/A')}
+        assert found['results'][alias] == expected
+    assert (found['n-shot']['lines_0-shot'], found['n-shot']['lines_5-shot']) == (0, 5)
+    assert found['n-samples']['choices'] == {'original': 12, 'effective': 12}
+    assert found['n-samples']['riddles'] == {'original': 40, 'effective': 5}
+    assert found['configs']['choices']['dataset_path'] == 'choices.jsonl'
     assert found['config']['model_args'] == 'pretrained=meta/llama' and found['config']['model_num_parameters'] == 7
     assert (found['model_name'], found['model_name_sanitized']) == ('meta/llama', 'meta__llama')
     assert datetime.fromtimestamp(found['date'], UTC) == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert found['total_evaluation_time_seconds'] == '1.5'
-    assert found['results'].keys() == {'choices', 'topics', 'lines_0-shot', 'lines_5-shot', 'riddles', 'programs'}
-    assert found['results']['lines_5-shot'] == {'alias': 'lines_5-shot', 'acc,none': 0.25, 'acc_stderr,none': 'N/A'}
-    assert (found['n-shot']['lines_0-shot'], found['n-shot']['lines_5-shot']) == (0, 5)
-    assert found['results']['programs']['pass@10,none'] == 0.5
-    assert found['n-samples']['riddles'] == {'original': 40, 'effective': len(ROWS[RIDDLES]) - 2}
 
 
-def test_lm_evals_format_is_of_the_last_evaluation_of_one_run(shown, gauntlet, training: Path, runs: dict[str, Path]):
+def test_lm_evals_format_is_of_the_last_evaluation_of_one_run(shown, gauntlet, training: Path, runs, tmp_path: Path):
+    """Checkpoints in one folder are one run, unless they are named one by one."""
     found = json.loads(shown(training, form='lm-eval'))
     assert found['results']['lines']['acc,none'] == accuracy_of(record_of(training / 'ba1000'), LINES)['value']
-    status, _, err = gauntlet('show', runs['a'], runs['b'], '--format', 'lm-eval')
-    assert status == 2 and '--format lm-eval' in err and 'found 2 (a, b)' in ' '.join(err.split())
+    copy_run(runs['a'], tmp_path / 'all' / 'alone')
+    shutil.copytree(training, tmp_path / 'all' / 'training')
+    for words, names in (
+        ([runs['a'], runs['b']], 'a, b'),
+        ([training / 'ba20', training / 'ba1000'], 'ba20, ba1000'),
+        ([tmp_path / 'all'], 'alone, training'),
+    ):
+        status, _, err = gauntlet('show', *words, '--format', 'lm-eval')
+        assert status == 2 and '--format lm-eval' in err and f'found 2 ({names})' in ' '.join(err.split())
+
+
+# Records that cannot be shown.
+
+DAMAGED: dict[str, tuple[tuple[str, ...], Any]] = {  # by the name in the error: keys and their value
+    'composites.categories.reading': (('composites', 'categories', 'reading', 'value'), float('nan')),
+    'composites.averages.core': (('composites', 'averages', 'core'), '0.5'),
+    f'tasks.{CHOICES}': (('tasks', CHOICES, 'num_items'), -1),
+    f'tasks.{CHOICES}.metrics: is': (('tasks', CHOICES, 'metrics'), [0.5]),
+    f'tasks.{CHOICES}.metrics.BrierScore': (('tasks', CHOICES, 'metrics', 'BrierScore', 'standard_error'), -0.25),
+    f'tasks.{TOPICS}.categories.a': (('tasks', TOPICS, 'categories', 'a'), 3),
+    'timing.seconds': (('timing', 'seconds'), 'long'),
+    'training.batch': (('training',), {'batch': 'last'}),
+    'score.agieval.perturbations.prompt': (('score', 'agieval', 'perturbations', 'prompt'), None),
+    'tasks': (('tasks',), 10**400),
+    'model': (('model',), 'large'),
+    "the key 'timing'": (('timing',), ...),  # left out
+    "the key 'score'": (('score',), ...),
+}
+
+
+@pytest.mark.parametrize('place', DAMAGED)
+def test_a_damaged_record_is_an_error_naming_the_key(gauntlet, run: Path, place: str):
+    (*above, key), value = DAMAGED[place]
+    with edited(run) as record:
+        entry = functools.reduce(operator.getitem, above, record)
+        entry[key] = value
+        if value is ...:
+            del entry[key]
+    status, out, err = gauntlet('show', run)
+    assert (status, out) == (2, '') and f'{run}/results.json: {place}' in err

@@ -14,13 +14,16 @@ from recorded_runs import (
     BATCHES,
     CHOICES,
     LINES,
+    RIDDLES,
     ROWS,
     SIZES,
+    TOPICS,
     copy_run,
     record_of,
     rows_of_table,
     samples_of,
     samples_path,
+    with_truncated_prompts,
     write_lines,
 )
 
@@ -79,10 +82,10 @@ def test_trends_equal_least_squares_slopes(compared, training: Path):
 
 
 def test_slopes_are_printed_per_thousand_batches(gauntlet, compared, training: Path):
+    """But per batch in CSV and JSON."""
     status, out, _ = gauntlet('compare', training)
     assert status == 0 and out.splitlines()[0] == 'slope per 1000 batches over 4 checkpoints, ba20 to ba1000'
-    table = rows_of_table(out)
-    found = compared(training)
+    table, found = rows_of_table(out), compared(training)
     assert {*found} < {*table}
     for name, one in found.items():  # all are within noise
         slope, error = (1000 * one['slope'][key] for key in ('value', 'standard_error'))
@@ -90,12 +93,10 @@ def test_slopes_are_printed_per_thousand_batches(gauntlet, compared, training: P
     markdown = gauntlet('compare', training, '--format', 'markdown')[1]
     names = [line.split('|')[1].strip() for line in markdown.splitlines() if line.startswith('|')][2:]
     assert [name[:2] for name in names[:4]] == ['**'] * 4 and {*names[4:]} == {*ROWS}  # composites are first
-
-
-def test_csv_has_the_slopes_of_json(gauntlet, compared, training: Path):
     rows = csv.DictReader(io.StringIO(gauntlet('compare', training, '--format', 'csv')[1]))
-    slopes = {name: repr(one['slope']['value']) for name, one in compared(training).items()}
-    assert {row['name']: row['slope'] for row in rows} == slopes
+    assert {row['name']: row['slope'] for row in rows} == {
+        name: repr(one['slope']['value']) for name, one in found.items()
+    }
 
 
 def test_signal_to_noise_is_shown_for_a_clear_trend(gauntlet, compared, runs, tmp_path: Path):
@@ -109,18 +110,34 @@ def test_signal_to_noise_is_shown_for_a_clear_trend(gauntlet, compared, runs, tm
     assert table[LINES][3] == f'{one["signal_to_noise"]:.1f}' and len(table[CHOICES]) == 2
 
 
-def test_trends_are_over_rows_that_all_checkpoints_have(compared, runs: dict[str, Path], tmp_path: Path):
+def test_trends_are_over_items_that_all_checkpoints_were_asked_with_the_same_prompt(
+    compared, gauntlet, runs: dict[str, Path], tmp_path: Path
+):
     folder = tmp_path / 'training'
-    lacking = {'a': [0, 3], 'b': [], 'c': [3, 8]}
-    for name, rows in lacking.items():
-        batch = BATCHES[name]
-        copy_run(runs[name], folder / f'ba{batch}', without={CHOICES: rows}, batch=batch)
+    lacking = {'a': ([0, 3], {}), 'b': ([], {}), 'c': ([3, 8], {TOPICS: [0, 13], RIDDLES: range(7)})}
+    for name, (rows, prompts) in lacking.items():
+        run, batch = copy_run(runs[name], tmp_path / name, without={CHOICES: rows}), BATCHES[name]
+        config = {'max_seq_len': 1024 if prompts else 2048}
+        with_truncated_prompts(run, folder / f'ba{batch}', prompts, config=config, batch=batch)
     found = compared(folder)
-    tasks = slopes(folder, [20, 100, 400], without=[(CHOICES, row) for row in (0, 3, 8)])
-    expected = tasks | composites_of(tasks, {**SIZES, CHOICES: 9})
-    for name, one in found.items():
-        assert one['slope']['value'] == pytest.approx(expected[name].value, abs=1e-15), name
-        assert one['slope']['standard_error'] >= expected[name].error - 1e-15, name
+    left_out = {CHOICES: (0, 3, 8), TOPICS: (0, 13)}
+    tasks = slopes(folder, [20, 100, 400], without=[(key, row) for key, rows in left_out.items() for row in rows])
+    composites = composites_of(tasks, {**SIZES, CHOICES: 9, TOPICS: 12})
+    for name, expected in (
+        (LINES, tasks[LINES]),
+        (TOPICS, tasks[TOPICS]),
+        (CHOICES, tasks[CHOICES]),
+        ('rest', composites['rest']),
+    ):
+        slope = found[name]['slope']
+        assert slope['value'] == pytest.approx(expected.value, abs=1e-15), name
+        assert slope['standard_error'] >= expected.error - 1e-15, name
+    reason = 'no item has the same prompt in all runs (max_seq_len 2048 / 1024)'
+    assert found[RIDDLES]['slope'] == {'reason': reason}
+    assert found['reading']['slope'] == {'reason': f'benchmarks without a score: {RIDDLES} ({reason})'}
+    for form, place in (('table', 1), ('csv', 2), ('json', 2)):
+        shown = ' '.join(gauntlet('compare', folder, '--format', form)[place].split())
+        assert f'{TOPICS} 2 of 14, {RIDDLES} 7 of 7' in shown, form
 
 
 def test_unscored_items_prevent_a_trend_unless_allowed(
