@@ -1,7 +1,7 @@
 """A CUDA device without a GPU: tensors with real numbers on the CPU that claim to be on cuda:0.
 
-Operands on two devices are refused in torch's words. Attention kernels follow their documented contracts; they, and
-waits of the host for the device, are counted. Speed, memory, rounding and Triton are not simulated.
+Operands on two devices are refused in torch's words. Kernels, and waits of the host for the device, are counted.
+Speed, memory, rounding and Triton are not simulated; attention kernels follow their documented contracts.
 
     with FakeCuda() as gpu:
         model = gpu.put(model)
@@ -33,6 +33,11 @@ HALF = (torch.float16, torch.bfloat16)
 SOURCES = ('/llmfoundry_gauntlet/', '/transformers/')  # lines of code are reported in these
 TWO_DEVICES = 'Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!'
 
+NO_KERNELS = {  # operators that touch no data, besides views
+    *('empty', 'empty_like', 'new_empty', 'empty_strided', 'new_empty_strided', 'detach', 'alias', '_unsafe_view'),
+    *('lift_fresh', 'resize_', 'set_', 'is_same_size', '_assert_async', '_local_scalar_dense'),
+}
+KERNELS = {'nonzero': 4, 'masked_select': 5, 'sort': 4, 'topk': 2, 'cumsum': 2, '_unique2': 6}  # others have one
 WAITS = {'_local_scalar_dense', 'nonzero', 'masked_select', 'equal', '_unique2', 'unique_consecutive', 'bincount'}
 INDEXED = {'index', 'index_put', 'index_put_', '_unsafe_index', '_index_put_impl_'}
 LOWER_RIGHT = 2  # torch.nn.attention.bias.CausalVariant
@@ -107,7 +112,7 @@ def line_of_code() -> str:
 
 
 class FakeCuda:
-    """The device, with attention `kernels` by operator and `waits` by (operator, line of code) since `clear`."""
+    """The device, with `kernels` by operator and `waits` by (operator, line of code) since `clear`."""
 
     active: FakeCuda | None = None
     device = DEVICE
@@ -165,8 +170,13 @@ class FakeCuda:
         """Count a wait."""
         self.waits[name, line_of_code()] += 1
 
+    def count(self, func: Any, name: str) -> None:
+        """Count the kernels of an operator."""
+        if name not in NO_KERNELS and not getattr(func, 'is_view', False):
+            self.kernels[name] += KERNELS.get(name, 1)
+
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator: check devices, count waits and attention kernels, and compute on the CPU."""
+        """Run an operator: check devices, count kernels and waits, and compute on the CPU."""
         name = func._schema.name.split('::')[1]
         leaves, structure = pytree.tree_flatten((args, kwargs))
         on_gpu = [leaf for leaf in leaves if isinstance(leaf, CudaTensor)]
@@ -176,7 +186,7 @@ class FakeCuda:
         if name == '_to_copy':
             return self.copy_to(func, args[0], kwargs, target)
         if name == 'copy_':
-            return self.copy_into(*args, **kwargs)
+            return self.copy_into(func, *args, **kwargs)
         indices = [index for index in args[1] if index is not None] if name in INDEXED else []
         if name in WAITS or any(index.dtype == torch.bool for index in indices):
             self.wait(name)
@@ -190,8 +200,7 @@ class FakeCuda:
         if 'device' in own_kwargs:
             own_kwargs['device'] = CPU
         found = VARLEN[name](*own_args, **own_kwargs) if name in VARLEN else func(*own_args, **own_kwargs)
-        if name in VARLEN:
-            self.kernels[name] += 1
+        self.count(func, name)
         if name in ('_local_scalar_dense', 'equal'):
             return found
         if len(func._schema.returns) == 1 and func._schema.is_mutable:  # an operator that writes into its argument
@@ -203,16 +212,18 @@ class FakeCuda:
         options = {name: value for name, value in kwargs.items() if name not in ('device', 'non_blocking')}
         made: torch.Tensor = func(plain(source), **options, device=CPU)
         is_on_gpu = isinstance(source, CudaTensor)
-        if is_on_gpu != (target.type == 'cuda') and (
-            is_on_gpu or not (kwargs.get('non_blocking') and hasattr(source, 'is_pinned_here'))
-        ):
+        if is_on_gpu and target.type == 'cuda':
+            self.count(func, '_to_copy')
+        elif is_on_gpu or not (kwargs.get('non_blocking') and hasattr(source, 'is_pinned_here')):
             self.wait('copy to host' if is_on_gpu else 'copy to device')
         return CudaTensor(made) if target.type == 'cuda' else made
 
-    def copy_into(self, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    def copy_into(self, func: Any, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Copy a tensor into another one, maybe across devices."""
         plain(to).copy_(plain(source))
-        if not isinstance(to, CudaTensor) or not (isinstance(source, CudaTensor) or source.dim() == 0):
+        if isinstance(to, CudaTensor) and (isinstance(source, CudaTensor) or source.dim() == 0):
+            self.count(func, 'copy_')
+        else:
             self.wait('copy between devices')
         return to
 
@@ -290,7 +301,11 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
         raise RuntimeError(TWO_DEVICES)
     if not query.dtype == key.dtype == value.dtype:
         raise RuntimeError(f'Expected query, key, and value to have the same dtype: {query.dtype}, {value.dtype}')
-    gpu.kernels['attention'] += 1
+    name = 'flash attention' if attn_mask is None and query.dtype in HALF else 'attention'
+    gpu.kernels[name] += 1
+    if attn_mask is not None:  # a boolean mask is converted, and padded to a multiple of 16
+        num_steps = 2 * (attn_mask.dtype == torch.bool) + 2 * (attn_mask.shape[-1] % 16 > 0)
+        gpu.kernels['mask of attention'] += num_steps
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         query, key, value, mask = map(plain, (query, key, value, attn_mask))
         if enable_gqa:
