@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.composer.progress import ProgressReport, Watchdog, check_timeout
 from llmfoundry_gauntlet.composer.records import (
     Records,
-    checkpoint_of_batch,
     checkpoint_savers,
     environment,
     on_first_rank,
@@ -75,9 +75,11 @@ class EvaluationSchedule:
             if entry not in ('first', 'checkpoint', 'last')
         ]
         self.evaluated_batch: int | None = None
+        self.event: Event | None = None  # the latest
 
     def __call__(self, state: State, event: Event) -> bool:
         """Return whether an evaluation is due."""
+        self.event = event
         due = [time(state, event) for time in self.times]
         due.append(self.last and event == Event.FIT_END)
         due.append(self.checkpoint and self.checkpoint_follows(state, event))
@@ -176,6 +178,7 @@ class EvalGauntlet(Callback):
         was_cut = self.records.has_journal_alone(state)
         if was_cut or (is_over and self.schedule.last and not self.records.has(state)):
             self._evaluate(state, logger)
+            self.records.wait(state)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Evaluate before the first step if `interval` contains `first`; Composer's own loop cannot do this."""
@@ -205,23 +208,22 @@ class EvalGauntlet(Callback):
                 self._restore()
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        """Wait for the records of an evaluation that was not called by `fit`."""
-        self.records.wait()
+        """Write the records of an evaluation that was not called by `fit`."""
+        self.records.wait(state)
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Record the checkpoint of an evaluated batch, known once the next batch starts."""
+        """Begin to write the records of the previous batch, whose checkpoint is saved."""
         self._restore()  # if an evaluation failed and training continues all the same
-        self.records.note_checkpoint(state)
+        self.records.begin(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
-        """Record the checkpoint of the last batch, and wait for the records."""
-        self.records.note_checkpoint(state)
-        self.records.wait()
+        """Write the records of the last batch, whose checkpoint is saved."""
+        self.records.wait(state)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Restore the model, also after a failed evaluation, and wait for the records."""
+        """Restore the model, also after a failed evaluation, and write the records."""
         self._restore()
-        self.records.close()
+        self.records.close(state)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the subset sizes of all callbacks' time budgets, for the checkpoint.
@@ -299,7 +301,7 @@ class EvalGauntlet(Callback):
         if loader is None:
             raise RuntimeError('an evaluation began before the Trainer had called before_load')
         self._restore()  # if the previous evaluation failed
-        self.records.wait()
+        self.records.wait(state)
         model = unwrapped(state.model)
         loader.journal = self._journal(state)
         ending = ExitStack()
@@ -337,6 +339,8 @@ class EvalGauntlet(Callback):
         folder = self.records.folder_of(state)
         if folder is not None:
             self._write(state, folder, evaluation)
+            if self.schedule.event == Event.FIT_END:  # Composer has called `fit_end` before
+                self.records.wait(state)
         if self.loader.journal is not None and self.loader.journal.problem is not None:
             log.warning('gauntlet ba%d: %s', batch, self.loader.journal.problem)
 
@@ -357,12 +361,11 @@ class EvalGauntlet(Callback):
     def _write(self, state: State, folder: Path, evaluation: Evaluation) -> None:
         training = None if self.source is None else self.source.training
         if state.max_duration is not None:
-            batch = state.timestamp.batch.value
             training = TrainingPoint(
-                batch=batch,
+                batch=state.timestamp.batch.value,
                 epoch=state.timestamp.epoch.value,
                 token=state.timestamp.token.value,
-                checkpoint=checkpoint_of_batch(state, batch),
+                checkpoint=None,
                 loss=training_loss(state),
             )
         model = unwrapped(state.model)
@@ -377,24 +380,22 @@ class EvalGauntlet(Callback):
                 'num_parameters': self.num_parameters,
             },
             environment=environment(state),
-            training=training,
             identity=None if journal is None else journal.identity,
             reused_items=0 if journal is None else len(journal.done),
             started=None if journal is None else journal.started,
             earlier_seconds=0.0 if journal is None else journal.earlier_seconds,
             time_budget=self.sizes,
         )
-        if self.resuming.wanted and self.resuming.required:
-            write = partial(write_unless_recorded, folder, evaluation, write)
-        self.records.write(state, folder, write, None if training is None else training.checkpoint)
+        is_required = self.resuming.wanted and self.resuming.required
 
+        def write_once(checkpoint: str | None) -> None:
+            if is_required and is_recorded(folder, evaluation):
+                log.info('finished already: %s', folder / RESULTS)
+            else:
+                at_checkpoint = training and checkpoint and replace(training, checkpoint=checkpoint)
+                write(training=at_checkpoint or training)
 
-def write_unless_recorded(folder: Path, evaluation: Evaluation, write: Callable[[], None]) -> None:
-    """Write the records of an evaluation unless the folder has them already."""
-    if is_recorded(folder, evaluation):
-        log.info('finished already: %s', folder / RESULTS)
-    else:
-        write()
+        self.records.write(state, folder, write_once)
 
 
 def run_step(step: Step, outputs: Any = None) -> Results:

@@ -20,27 +20,29 @@ from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.checkpoints import SHARD
 from llmfoundry_gauntlet.errors import GauntletError, RecordError
-from llmfoundry_gauntlet.results.files import RESULTS, note_checkpoint
+from llmfoundry_gauntlet.results.files import RESULTS
 from llmfoundry_gauntlet.results.journal import JOURNAL, remove_journal
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar('Answer')
+Write = Callable[[str | None], None]  # writes records, given the name of the checkpoint
 
 
 class Records:
     """The records of a callback's evaluations, below `folder`; `None` for none.
 
-    In training each evaluation has a folder of its own, and is written by a thread of rank 0 while training continues.
-    An evaluation's journal is removed once its records are written. All ranks must call these methods, except `close`.
+    In training each evaluation has a folder of its own. Composer saves the checkpoint of a batch after its evaluation,
+    so the records are begun once that is done, and written by a thread of rank 0 while training continues. The journal
+    of an evaluation is removed once its records are written. All ranks must call these methods, except `close`.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix='gauntlet-records')
-        self._written: Path | None = None  # the folder of the evaluation that is being written
-        self._tasks: list[Future[bool]] = []  # on rank 0, while it is written; the first one writes the records
-        self._awaiting_checkpoint: tuple[int, Path] | None = None  # on rank 0
+        self._latest: Path | None = None  # the folder of the evaluation whose records are not written yet
+        self._pending: tuple[int, Write] | None = None  # its batch and work, on rank 0 until they are begun
+        self._task: Future[bool] | None = None  # on rank 0 once they are begun
 
     def folder_of(self, state: State) -> Path | None:
         """Return the folder of the evaluation at the current batch."""
@@ -58,74 +60,59 @@ class Records:
         folder = self.folder_of(state)
         return not self.has(state) and on_first_rank(lambda: folder is not None and (folder / JOURNAL).is_dir())
 
-    def write(self, state: State, folder: Path, work: Callable[[], None], checkpoint: str | None) -> None:
-        """Call `work` on rank 0, which writes the records. In training, errors of it become warnings.
+    def write(self, state: State, folder: Path, work: Write) -> None:
+        """Call `work` on rank 0 with the checkpoint of the current batch, None if there is none; it writes the records.
 
-        `checkpoint` is the one of the current batch; if it is not saved yet, `note_checkpoint` adds it later. Raise
+        In training `begin` or `wait` call it later, and errors of it become warnings. Without training raise
         RecordError or OSError on all ranks.
         """
-        batch = state.timestamp.batch.value
+        self._latest = folder
         if state.max_duration is None:
-            on_first_rank(work)
-            if dist.get_local_rank() == 0:  # nodes may have a folder each
-                remove_journal(folder)
-            return
-        self._written = folder
-        if dist.get_global_rank() == 0:
-            self._tasks.append(self._writer.submit(attempt, work, batch, 'there are no records'))
-            self._awaiting_checkpoint = (batch, folder) if checkpoint is None else None
-        if state.timestamp >= state.max_duration:
-            self.wait()
+            on_first_rank(partial(work, None))
+            self._remove_journal()
+        elif dist.get_global_rank() == 0:
+            self._pending = state.timestamp.batch.value, work
 
-    def note_checkpoint(self, state: State) -> None:
-        """Add the checkpoint of the last evaluation's batch to its records, once it is saved."""
-        if self._awaiting_checkpoint is None:
-            return
-        batch, folder = self._awaiting_checkpoint
-        checkpoint = checkpoint_of_batch(state, batch)
-        if checkpoint is not None:
-            work = partial(note_if_written, folder, checkpoint)
-            consequence = f'the records lack the checkpoint {checkpoint}'
-            if self._written is None:
-                attempt(work, batch, consequence)
-            else:
-                self._tasks.append(self._writer.submit(attempt, work, batch, consequence))
-        if checkpoint is not None or state.timestamp.batch.value > batch:
-            self._awaiting_checkpoint = None
+    def begin(self, state: State) -> None:
+        """Begin to write the records of the latest evaluation; its checkpoint is saved by now, if there is one."""
+        if self._pending is not None:
+            (batch, work), self._pending = self._pending, None
+            self._task = self._writer.submit(attempt, partial(work, checkpoint_of_batch(state, batch)), batch)
 
-    def wait(self) -> None:
-        """Wait until the records are written."""
-        if self._written is not None and on_first_rank(self._finish) and dist.get_local_rank() == 0:
-            remove_journal(self._written)
-        self._written = None
+    def wait(self, state: State) -> None:
+        """Write the records of the latest evaluation, or wait until they are written."""
+        self.begin(state)
+        if self._latest is not None and on_first_rank(self._is_written):
+            self._remove_journal()
+        self._latest = None
 
-    def close(self) -> None:
-        """Wait until the records are written, also after an error on another rank."""
-        if self._tasks and self._written is not None and self._finish():
-            remove_journal(self._written)
+    def close(self, state: State) -> None:
+        """Write the records, also after an error on another rank."""
+        self.begin(state)
+        if self._task is not None and self._latest is not None and self._is_written():
+            self._remove_journal()
         self._writer.shutdown()
 
-    def _finish(self) -> bool:
+    def _is_written(self) -> bool:
         """Wait for the writer; return whether the records were written."""
-        tasks, self._tasks = self._tasks, []
-        is_written, *_ = [task.result() for task in tasks]
-        return is_written
+        return self._task is not None and self._task.result()
+
+    def _remove_journal(self) -> None:
+        if self._latest is not None and dist.get_local_rank() == 0:  # nodes may have a folder each
+            remove_journal(self._latest)
+        self._latest = None
 
 
-def attempt(work: Callable[[], None], batch: int, consequence: str) -> bool:
+def attempt(work: Callable[[], None], batch: int) -> bool:
     """Return whether the work succeeded; its expected errors become warnings."""
     try:
         work()
     except (RecordError, OSError) as error:
-        log.warning('gauntlet ba%d: %s: the metrics were logged, but %s; training continues', batch, error, consequence)
+        log.warning(
+            'gauntlet ba%d: %s: the metrics were logged, but there are no records; training continues', batch, error
+        )
         return False
     return True
-
-
-def note_if_written(folder: Path, checkpoint: str) -> None:
-    """Add a checkpoint to the records in a folder, if they could be written."""
-    if (folder / RESULTS).is_file():
-        note_checkpoint(folder, checkpoint)
 
 
 def checkpoint_savers(state: State) -> list[CheckpointSaver]:

@@ -379,13 +379,6 @@ def measure_record(measure: Measure) -> dict[str, Any]:
     return record
 
 
-def note_checkpoint(folder: Path, checkpoint: str) -> None:
-    """Add the checkpoint's name to the results.json of an evaluation during training."""
-    record = read_results(folder)
-    record['training']['checkpoint'] = checkpoint
-    write_lines(folder / RESULTS, [json_text(record)])
-
-
 def read_results(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's results.json. Raise RecordError."""
     path = folder / RESULTS

@@ -254,7 +254,6 @@ def test_training_continues_while_records_are_written(tmp_path, make, monkeypatc
 
 
 def test_a_journal_is_kept_until_its_own_records_are_written(tmp_path, make, monkeypatch):
-    """The first `fit` notes its checkpoint after its records are written. Mutation: always note it in the thread."""
     saved = str(tmp_path / 'checkpoints')
     trainer = tiny.trainer([make(interval='checkpoint')], max_duration='2ba', save_folder=saved, save_interval='2ba')
     trainer.fit()

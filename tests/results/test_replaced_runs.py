@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from failing_disk import failing_disk
@@ -14,9 +13,8 @@ from recorded_runs import LINES, RIDDLES, files_of
 
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation
-from llmfoundry_gauntlet.results.files import find_results, note_checkpoint, read_results, write_again, write_records
+from llmfoundry_gauntlet.results.files import find_results, write_again, write_records
 from llmfoundry_gauntlet.results.runs import Run, read_run, summarize_again
-from llmfoundry_gauntlet.types import TrainingPoint
 
 OLD, NEW = 'old', 'new'
 Write = Callable[[Path, str], None]
@@ -94,23 +92,3 @@ def test_a_failed_replacement_leaves_the_old_run_the_new_run_or_none(
     if killed and is_replaced:
         assert [word for place, word in enumerate(found) if found[place - 1 : place] != [word]] == [OLD, None, NEW]
         assert found.count(None) <= 8  # while names are changed, not while anything is written
-
-
-def test_noting_a_checkpoint_is_atomic(tmp_path: Path, earlier: Run):
-    point = TrainingPoint(batch=3, epoch=0, token=0, checkpoint=None)
-    evaluation = marked(earlier, OLD)
-
-    def fresh(name: str) -> Path:
-        write_records(tmp_path / name, evaluation, model={'name': OLD}, environment={}, training=point)
-        return tmp_path / name
-
-    with failing_disk() as done:
-        note_checkpoint(fresh('counted'), 'ep0-ba3.pt')
-    found: list[Any] = []
-    for at in range(len(done)):
-        folder = fresh(str(at))
-        with contextlib.suppress(RecordError, OSError), failing_disk(at, killed=True):
-            note_checkpoint(folder, 'ep0-ba3.pt')
-        assert what_is_read(folder) == OLD
-        found.append(read_results(folder)['training']['checkpoint'])
-    assert set(found) == {None, 'ep0-ba3.pt'}
