@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -47,13 +47,12 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
+from llmfoundry_gauntlet.metrics.composites import Sizes
 from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, write_records
 from llmfoundry_gauntlet.types import TrainingPoint
 
 CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
 log = logging.getLogger(__name__)
-
-Sizes = Mapping[str, int | None]  # number of questions in each task's subset; None if not known yet
 
 LABEL = 'gauntlet'  # label of the Evaluator that runs all tasks
 
@@ -117,9 +116,8 @@ class EvalGauntlet(Callback):
         self._evaluator: Any = None
         self._ending: weakref.finalize[..., EvalGauntlet] | None = None  # cleans up after an evaluation
         self._digest: tuple[PreparedEvaluation, str] | None = None  # digest of all items
-        self._gauntlets: list[EvalGauntlet] = [self]  # all EvalGauntlets of the Trainer
-        self._loaded: list[Sizes] = []  # from a checkpoint, of all callbacks
-        self._own_loaded: Sizes | None = None  # the entry of _loaded for this callback
+        self._subsets: dict[str, Sizes] = {}  # of time budgets; all EvalGauntlets of a Trainer share it
+        self._subset_key = ''
         for warning in self.data.warnings:
             log.warning(warning)
 
@@ -154,8 +152,10 @@ class EvalGauntlet(Callback):
         self._attach(state)
         if self.settings.stall_seconds is not None:
             check_timeout(self.settings.stall_seconds)
-        self._gauntlets = [callback for callback in state.callbacks if isinstance(callback, EvalGauntlet)]
-        self._restore_sizes()
+        gauntlets = [callback for callback in state.callbacks if isinstance(callback, EvalGauntlet)]
+        twins = [gauntlet for gauntlet in gauntlets if gauntlet.data.tasks.keys() == self.data.tasks.keys()]
+        self._subsets = gauntlets[0]._subsets
+        self._subset_key = f'{twins.index(self)}: {", ".join(sorted(self.data.tasks))}'
         if self.settings.save_folder is not None:
             folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
             on_first_rank(partial(check_writable, folder))
@@ -226,46 +226,36 @@ class EvalGauntlet(Callback):
         self.records.close(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the subset sizes of all callbacks' time budgets, for the checkpoint.
+        """Return the subsets of all callbacks' time budgets, for the checkpoint.
 
-        Composer stores one state per callback class, so each callback returns the sizes of all. Subsets for tasks that
-        only an earlier job had are kept. The state is a single string because torch loads a sharded checkpoint only
-        into a state of the same structure.
+        Composer stores one state per callback class, so each callback returns the subsets of all, also those for tasks
+        that only an earlier job had. The state is a single string because torch loads a sharded checkpoint only into a
+        state of the same structure.
         """
-        own = [] if self.loader is None else [gauntlet._known_sizes() for gauntlet in self._gauntlets]
-        others = [sizes for sizes in self._loaded if all(sizes.keys() != known.keys() for known in own)]
-        return {'sizes': json.dumps([*own, *others])}
+        return {'sizes': json.dumps(self._subsets)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the subsets from a checkpoint. Older checkpoints contain a list, with None for no subset."""
-        sizes = state.get('sizes', [])
-        self._loaded = [entry for entry in (json.loads(sizes) if isinstance(sizes, str) else sizes) if entry]
-        if self.loader is not None:
-            self._restore_sizes()
-
-    def _known_sizes(self) -> Sizes:
-        """Return the number of questions in each task's subset; None if not known yet."""
-        return dict(self.sizes or self._own_loaded or dict.fromkeys(self.data.tasks))
-
-    def _restore_sizes(self) -> None:
-        """Apply this callback's subset from a checkpoint; callbacks with the same tasks are matched in order."""
-        tasks = self.data.tasks.keys()
-        candidates = [sizes for sizes in self._loaded if sizes.keys() == tasks]
-        twins = [gauntlet for gauntlet in self._gauntlets if gauntlet.data.tasks.keys() == tasks]
-        place = twins.index(self)
-        if place < len(candidates):
-            self._own_loaded = candidates[place]
-        settled = {key: number for key, number in (self._own_loaded or {}).items() if number is not None}
-        if self.loader is not None and settled:
-            self.loader.settle(settled)
-        elif self._loaded and not candidates and self.settings.time_budget is not None:
+        """Restore the subsets from a checkpoint; callbacks with the same tasks are matched in order."""
+        found = state.get('sizes', '{}')
+        found = json.loads(found) if isinstance(found, str) else found
+        if isinstance(found, dict):  # 0.1.0 has stored a list
+            self._subsets.update(found)
+        if self._subset_key in self._subsets:
+            self.use_subset(self._subsets[self._subset_key])
+        elif found and self.settings.time_budget is not None:
             log.warning(
                 'time_budget: the checkpoint has no subset for these tasks, so a new one is chosen: scores before and '
                 'after it are of different items'
             )
 
+    def use_subset(self, sizes: Sizes) -> None:
+        """Evaluate the subset of an earlier evaluation within a time budget, given its number of questions per task."""
+        self._subsets[self._subset_key] = dict(sizes)
+        if self.loader is not None:
+            self.loader.settle(sizes)
+
     @property
-    def sizes(self) -> Mapping[str, int] | None:
+    def sizes(self) -> Sizes | None:
         """Return the number of questions per task in the time budget's subset; None without a budget or subset yet."""
         return None if self.loader is None or self.loader.budget is None else self.loader.budget.sizes
 
@@ -332,6 +322,8 @@ class EvalGauntlet(Callback):
         evaluation = self.loader.finish()
         batch = state.timestamp.batch.value
         self.evaluation = evaluation
+        if self.sizes is not None:
+            self._subsets[self._subset_key] = self.sizes
         self.schedule.evaluated_batch = batch
         origin = None if self.source is None else self.source.training
         log_evaluation(state, logger, evaluation.logged, batch if origin is None else origin.batch)

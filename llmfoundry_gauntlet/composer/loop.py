@@ -165,7 +165,7 @@ class EvaluationLoader:
         """Use the subset of an earlier job's time budget, unless one has already been chosen."""
         if self.budget is None or self.budget.is_settled:
             return
-        self.budget.restore(sizes)
+        self.budget.sizes = dict(sizes)
         self.prepared, self.planned = self.budget.chosen(), None
 
     def progress(self) -> tuple[int, ...]:

@@ -131,10 +131,6 @@ class TimeBudget:
             len(self.prepared.items),
         )
 
-    def restore(self, sizes: Sizes) -> None:
-        """Use the subset of an earlier job with the same tasks."""
-        self.sizes = dict(sizes)
-
     def costs(self) -> dict[str, TaskCosts]:
         """Return the measured cost per question of each task, in seconds."""
         weights = influences(self.prepared.data.suite.gauntlet, {key: len(order) for key, order in self.order.items()})

@@ -320,7 +320,7 @@ def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
             )
             callback.resuming = Resuming()  # a journal of an earlier version is replaced
             if sizes is not None:
-                callback.load_state_dict({'sizes': [dict(sizes)]})
+                callback.use_subset(sizes)
             source = callback.source
             if source is not None and source.training is None and checkpoint.batch is not None:
                 trainer.state.timestamp = trainer.state.timestamp.copy(batch=checkpoint.batch)

@@ -133,7 +133,7 @@ def test_few_measurements_do_not_imply_low_variance(num_items: int, expected: fl
 def test_recorded_sizes_restore_the_items(prepared):
     earlier, later = TimeBudget(prepared, 5.0), TimeBudget(prepared, 50.0)
     rounds(earlier)
-    later.restore(dict(earlier.sizes))
+    later.sizes = dict(earlier.sizes)
     assert later.chosen().items.keys() == earlier.chosen().items.keys()
 
 

@@ -111,8 +111,7 @@ def run_job(folder: Path, gauntlets: list[EvalGauntlet], batch: int) -> None:
     load_path = str(latest) if latest.exists() else None
     trainer = tiny.trainer(gauntlets, max_duration=f'{batch}ba', **saved, load_path=load_path)
     if load_path is None:
-        loader = gauntlets[0].loader
-        loader.settle(dict.fromkeys(loader.prepared.tasks, FEWER))
+        gauntlets[0].use_subset(dict.fromkeys(gauntlets[0].data.tasks, FEWER))
     trainer.fit()
     trainer.close()
     assert latest.resolve().name == f'ep0-ba{batch}-rank0.pt'
