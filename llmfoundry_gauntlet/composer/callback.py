@@ -34,7 +34,7 @@ from llmfoundry_gauntlet.composer.loop import (
     make_evaluator,
 )
 from llmfoundry_gauntlet.composer.models import ModelSource
-from llmfoundry_gauntlet.composer.progress import ProgressReport, Watchdog, check_timeout
+from llmfoundry_gauntlet.composer.progress import check_timeout, progress_report, watchdog
 from llmfoundry_gauntlet.composer.records import (
     Records,
     checkpoint_savers,
@@ -301,13 +301,10 @@ class EvalGauntlet(Callback):
         ending.callback(loader.stop)
         loader.runner.language_model.in_step = not ending.enter_context(weights_gathered(model.model))
         if self.settings.stall_seconds is not None:
-            watchdog = Watchdog(self.settings.stall_seconds, loader.progress, loader.doing)
-            watchdog.start()
-            ending.callback(watchdog.stop)
+            ending.enter_context(watchdog(self.settings.stall_seconds, loader.progress, loader.doing))
         if dist.get_global_rank() == 0:
-            progress = ProgressReport(f'gauntlet ba{state.timestamp.batch.value}', lambda: loader.work)
-            progress.start()
-            ending.callback(progress.stop)
+            title = f'gauntlet ba{state.timestamp.batch.value}'
+            ending.enter_context(progress_report(title, lambda: loader.work))
         ending.callback(restore_forward, model, vars(model).get('eval_forward'))
         vars(model)['eval_forward'] = run_step
         return loader

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -74,59 +74,53 @@ class Work:
         return round(self.num_items * self.num_done / self.num_own) if self.num_own else 0
 
 
-class ProgressReport:
-    """Report the progress of an evaluation between `start` and `stop`; `work` returns the current state.
+@contextlib.contextmanager
+def repeated(work: Callable[[], None], seconds: float, name: str) -> Iterator[None]:
+    """Call a function every so many seconds, in a thread of this name, until the context ends."""
+    ended = threading.Event()
 
-    On a terminal it draws a bar; elsewhere it logs a line every `line_seconds`.
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            work()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def progress_report(
+    title: str, work: Callable[[], Work], *, stream: TextIO | None = None, line_seconds: float = LINE_SECONDS
+) -> Iterator[None]:
+    """Report the progress of an evaluation, the current state of which `work` returns, until the context ends.
+
+    On a terminal draw a bar and remove it at the end; elsewhere log a line every `line_seconds`.
     """
+    started, stream = time.monotonic(), stream or sys.stderr
+    if not is_terminal(stream):
 
-    def __init__(
-        self,
-        title: str,
-        work: Callable[[], Work],
-        *,
-        stream: TextIO | None = None,
-        line_seconds: float = LINE_SECONDS,
-    ) -> None:
-        self.title = title
-        self.work = work
-        self.stream = stream or sys.stderr
-        self.draws = is_terminal(self.stream)
-        self.pause = BAR_SECONDS if self.draws else line_seconds
-        self._started = time.monotonic()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._report, name='gauntlet-progress', daemon=True)
+        def write_line() -> None:
+            described = describe(work(), time.monotonic() - started)
+            log.info('%s: %.0f%%, %s', title, 100 * work().share, described)
 
-    def start(self) -> None:
-        """Start reporting."""
-        self._started = time.monotonic()
-        self._thread.start()
+        with repeated(write_line, line_seconds, 'gauntlet-progress'):
+            yield
+        return
+    from tqdm import tqdm
 
-    def stop(self) -> None:
-        """Stop reporting and remove the bar."""
-        self._stopped.set()
-        self._thread.join()
+    layout = '{desc} {percentage:3.0f}%|{bar}|{postfix}'
+    with tqdm(total=100, desc=title, bar_format=layout, leave=False, file=stream) as bar:
 
-    def _report(self) -> None:
-        if self.draws:
-            self._draw()
-            return
-        while not self._stopped.wait(self.pause):
-            work = self.work()
-            log.info('%s: %.0f%%, %s', self.title, 100 * work.share, self._described(work))
+        def draw() -> None:
+            bar.n = 100 * work().share
+            bar.set_postfix_str(describe(work(), time.monotonic() - started))
 
-    def _draw(self) -> None:
-        from tqdm import tqdm
-
-        layout = '{desc} {percentage:3.0f}%|{bar}|{postfix}'
-        with tqdm(total=100, desc=self.title, bar_format=layout, leave=False, file=self.stream) as bar:
-            while not self._stopped.wait(self.pause):
-                work = self.work()
-                bar.n = 100 * work.share
-                bar.set_postfix_str(self._described(work))
-
-    def _described(self, work: Work) -> str:
-        return describe(work, time.monotonic() - self._started)
+        with repeated(draw, BAR_SECONDS, 'gauntlet-progress'):
+            yield
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -155,63 +149,54 @@ def clock(seconds: float) -> str:
     return f'{hours}:{minutes:02}:{rest:02}' if hours else f'{minutes}:{rest:02}'
 
 
-class Watchdog:
-    """Watch one evaluation on this rank, from `start` to `stop`.
+@contextlib.contextmanager
+def watchdog(seconds: float, progress: Callable[[], object], doing: Callable[[], str]) -> Iterator[None]:
+    """Watch one evaluation on this rank until the context ends.
 
     If `progress()` does not change on any rank for `seconds`, each rank logs what it is `doing` and the stack of every
     thread, and exits. If a thread never releases the GIL, `faulthandler` prints the stacks and exits; its only timer is
-    in use from `start` to `stop`. Time during which the process is suspended does not count.
+    in use. Time during which the process is suspended does not count.
     """
+    pause = min(POLL_SECONDS, seconds / 5)
+    seen, idle = (progress(), 0), 0.0
 
-    def __init__(self, seconds: float, progress: Callable[[], object], doing: Callable[[], str]) -> None:
-        self.seconds = seconds
-        self.progress = progress
-        self.doing = doing
-        self.poll_seconds = min(POLL_SECONDS, seconds / 5)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name='gauntlet-watchdog', daemon=True)
+    def check() -> None:
+        nonlocal seen, idle
+        exit_after(seconds + BACKSTOP_SECONDS)
+        before, mine = seen, progress()
+        seen = mine, count('progress', int(mine != before[0]))
+        idle = idle + pause if seen == before else 0.0
+        if idle >= seconds:
+            end_stalled(seconds, doing)
 
-    def start(self) -> None:
-        """Start watching."""
-        exit_after(self.seconds + BACKSTOP_SECONDS)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._stopped.set()
-        self._thread.join(timeout=GRACE_SECONDS)
+    exit_after(seconds + BACKSTOP_SECONDS)
+    try:
+        with repeated(check, pause, 'gauntlet-watchdog'):
+            yield
+    finally:
         faulthandler.cancel_dump_traceback_later()
 
-    def _watch(self) -> None:
-        mine, everyones, idle = self.progress(), 0, 0.0
-        while not self._stopped.wait(self.poll_seconds):
-            exit_after(self.seconds + BACKSTOP_SECONDS)
-            before, mine = (mine, everyones), self.progress()
-            everyones = count('progress', int(mine != before[0]))
-            idle = idle + self.poll_seconds if (mine, everyones) == before else 0.0
-            if idle >= self.seconds:
-                self._end()
 
-    def _end(self) -> None:
-        """Log where this rank hangs, wait until all ranks have done so, and exit."""
-        exit_after(BACKSTOP_SECONDS)  # the thread that hangs may hold a lock that logging needs
-        log.error(
-            'gauntlet: rank %d: no progress for %g s (stall_seconds); at %s\n%s',
-            dist.get_global_rank(),
-            self.seconds,
-            self.doing(),
-            stacks(),
-        )
-        end = time.monotonic() + GRACE_SECONDS
-        seen = count('stalled', 1)
-        while 0 < seen < dist.get_world_size() and time.monotonic() < end:
-            time.sleep(0.1)
-            seen = count('stalled', 0)
-        if seen and dist.get_global_rank() == 0:  # its process serves the store
-            time.sleep(1)
-        logging.shutdown()
-        sys.stderr.flush()
-        os._exit(STATUS)
+def end_stalled(seconds: float, doing: Callable[[], str]) -> None:
+    """Log where this rank hangs, wait until all ranks have done so, and exit."""
+    exit_after(BACKSTOP_SECONDS)  # the thread that hangs may hold a lock that logging needs
+    log.error(
+        'gauntlet: rank %d: no progress for %g s (stall_seconds); at %s\n%s',
+        dist.get_global_rank(),
+        seconds,
+        doing(),
+        stacks(),
+    )
+    end = time.monotonic() + GRACE_SECONDS
+    seen = count('stalled', 1)
+    while 0 < seen < dist.get_world_size() and time.monotonic() < end:
+        time.sleep(0.1)
+        seen = count('stalled', 0)
+    if seen and dist.get_global_rank() == 0:  # its process serves the store
+        time.sleep(1)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(STATUS)
 
 
 def exit_after(seconds: float) -> None:

@@ -15,7 +15,6 @@ import os
 import platform
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -33,6 +32,7 @@ from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_che
 from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, hardware_of, opened, run_settings
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
+from llmfoundry_gauntlet.composer.progress import repeated
 from llmfoundry_gauntlet.composer.records import on_first_rank
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.stores import Store
@@ -114,31 +114,26 @@ class Claims:
 
         The previous claim must be released or expired. A claim that can no longer be renewed expires.
         """
-        name, end = f'{stem_of(checkpoint)}.{self._count(checkpoint)}.json', threading.Event()
+        name = f'{stem_of(checkpoint)}.{self._count(checkpoint)}.json'
 
-        def content(expires: float) -> bytes:
+        def content(seconds: float) -> bytes:
+            expires = time.time() + seconds if seconds else 0.0
             return json.dumps({'owner': self.owner, 'expires': expires}).encode()
 
-        def write(expires: float) -> None:
+        def write(seconds: float) -> None:
             try:
-                self.store.write(name, content(expires))
+                self.store.write(name, content(seconds))
             except StoreError as error:
                 log.warning('%s; claim not updated', error)
 
-        def renew() -> None:
-            while not end.wait(self.expires_seconds / RENEWALS):
-                write(time.time() + self.expires_seconds)
-
-        if not self.store.create(name, content(time.time() + self.expires_seconds)):
+        seconds = self.expires_seconds
+        if not self.store.create(name, content(seconds)):
             yield False
             return
-        thread = threading.Thread(target=renew, name='claim', daemon=True)
-        thread.start()
         try:
-            yield True
+            with repeated(partial(write, seconds), seconds / RENEWALS, 'claim'):
+                yield True
         finally:
-            end.set()
-            thread.join()
             write(0.0)
 
     def _count(self, checkpoint: Checkpoint) -> int:

@@ -11,7 +11,8 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -19,7 +20,7 @@ import pytest
 import tiny
 
 from llmfoundry_gauntlet.composer import evaluate
-from llmfoundry_gauntlet.composer.progress import ProgressReport, Work, describe
+from llmfoundry_gauntlet.composer.progress import Work, describe, is_terminal, progress_report
 from llmfoundry_gauntlet.composer.progress import log as progress_log
 
 # A rank with 30 of 100 items, 12 of which it has done, which was a quarter of its work: 40 of all are taken for done.
@@ -42,12 +43,10 @@ def test_the_time_left_follows_from_the_share_done_after_the_plan(work: Work, se
 
 def test_without_a_terminal_lines_are_logged(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, progress_log.name)
-    report = ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=io.StringIO(), line_seconds=0.01)
-    report.start()
     deadline = time.monotonic() + 60
-    while len(caplog.messages) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    report.stop()
+    with progress_report('gauntlet ba7', lambda: A_QUARTER, stream=io.StringIO(), line_seconds=0.01):
+        while len(caplog.messages) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
     assert len(caplog.messages) >= 2
     assert all(message.startswith('gauntlet ba7: 25%, 40 of 100 items, ') for message in caplog.messages)
     num_lines = len(caplog.messages)
@@ -71,12 +70,10 @@ def resize(terminal: int, rows: int, columns: int) -> None:
 
 def test_on_a_terminal_a_bar_is_drawn_and_removed(terminal: tuple[int, TextIO]):
     ours, stream = terminal
-    report = ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=stream)
-    report.start()
     seen = b''
-    while b'25%' not in seen:
-        seen += os.read(ours, 4096)
-    report.stop()
+    with progress_report('gauntlet ba7', lambda: A_QUARTER, stream=stream):
+        while b'25%' not in seen:
+            seen += os.read(ours, 4096)
     stream.write('end')
     stream.flush()
     while b'end' not in seen:
@@ -84,19 +81,20 @@ def test_on_a_terminal_a_bar_is_drawn_and_removed(terminal: tuple[int, TextIO]):
     assert b'gauntlet ba7  25%|' in seen and b'40 of 100 items' in seen
     assert seen.rpartition(b'\r')[2] == b'end'
     resize(stream.fileno(), 0, 0)  # as in some containers
-    assert stream.isatty() and not ProgressReport('gauntlet ba7', lambda: A_QUARTER, stream=stream).draws
+    assert stream.isatty() and not is_terminal(stream)
 
 
 def test_an_evaluation_counts_all_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The last report says that everything is done, each item once."""
     seen: list[Work] = []
-    stop = ProgressReport.stop
 
-    def noted(report: ProgressReport) -> None:
-        seen.append(report.work())
-        stop(report)
+    @contextmanager
+    def noted(title: str, work: Callable[[], Work]) -> Iterator[None]:
+        with progress_report(title, work):
+            yield
+            seen.append(work())
 
-    monkeypatch.setattr(ProgressReport, 'stop', noted)
+    monkeypatch.setattr('llmfoundry_gauntlet.composer.callback.progress_report', noted)
     settings = tiny.write_tasks(tmp_path, tiny.write_replies(tmp_path))
     evaluate(tiny.save(tiny.model(), tmp_path / 'model'), **settings)
     (work,) = seen
