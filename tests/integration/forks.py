@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +18,8 @@ import tiny  # noqa: F401
 import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 from paths import ROOT
 
-import llmfoundry_gauntlet.cli
 import llmfoundry_gauntlet.composer.watch  # noqa: F401
+from llmfoundry_gauntlet.cli import main as gauntlet
 
 PATIENCE = 300  # seconds, generous for a busy machine
 PATHS = os.pathsep.join(map(str, (ROOT / 'tests/integration', ROOT / 'tests', ROOT)))
@@ -83,3 +84,9 @@ def run(job: Callable[..., None], log: Path, *arguments: Any, num_ranks: int = 1
     """Run a job that must succeed."""
     ranks = start_ranks(job, [log] * num_ranks, *arguments)
     assert statuses(ranks, log) == [0] * num_ranks, tail_of(log)
+
+
+def command(*words: str) -> None:
+    """Run `gauntlet` with these words, as a job."""
+    sys.argv = ['gauntlet', *words]
+    gauntlet()

@@ -1,11 +1,16 @@
-"""`gauntlet watch` on checkpoints of a real training: all formats, damage, restarts, outages and user errors."""
+"""`gauntlet watch` on the checkpoints of a real training: all formats, damage, outages and user errors in this process;
+watchers as processes next to the training, killed, terminated, and on two ranks.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +18,65 @@ import object_store
 import pytest
 import tiny
 import torch
+from forks import PATIENCE, command, start, start_ranks, statuses, tail_of
 from object_store import S3Server
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny import outcome, record
-from watched import options_of, train
+from tiny import journal_lines, outcome, record
 
+from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.composer.watch import Watcher, WatchSettings, evaluate_checkpoint
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 
 s3_server = object_store.s3_server
 Watch = Callable[..., tuple[int, str, str]]
+ALL = (2, 4, 6, 8)
 BOTH = ['ep0-ba4-rank0.pt', 'ep0-ba2-rank0.pt']
+TOKENS = 120  # in a batch
 
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train for four batches with a checkpoint every other batch, each evaluated by the callback."""
+    """Train for eight batches with a checkpoint every other batch, each evaluated by the callback and by two watchers.
+
+    The watchers start before.
+    """
     folder = tmp_path_factory.mktemp('trained')
-    tiny.write_tasks(folder)
-    train(folder, 4)
+    settings = tiny.write_tasks(folder)
+    tiny.write_rows(folder / 'sums.jsonl', [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(150)])
+    logs = [folder / 'one.log', folder / 'two.log']
+    watchers = [start(command, log, 'watch', *watch_arguments(folder, folder)) for log in logs]
+    gauntlet = EvalGauntlet(
+        **settings, interval='checkpoint', save_folder=str(folder / 'training'), tokens_per_batch=TOKENS
+    )
+    slowly = tiny.AtBatches(dict.fromkeys(range(1, 9), lambda: time.sleep(0.2)))
+    saved = {'save_folder': str(folder / 'checkpoints'), 'save_interval': '2ba'}
+    tiny.train([gauntlet, slowly], max_duration='8ba', **saved)
+    until(lambda: all_done(folder), logs[0])
+    for watcher, log in zip(watchers, logs, strict=True):
+        watcher.terminate()
+        assert statuses([watcher], log) == [143], tail_of(log)
+    return folder
+
+
+def copy_of(trained: Path, folder: Path, batches: Sequence[int]) -> Path:
+    """Copy the checkpoints of these batches, and link the latest."""
+    (folder / 'checkpoints').mkdir()
+    for batch in batches:
+        shutil.copy(trained / f'checkpoints/ep0-ba{batch}-rank0.pt', folder / 'checkpoints')
+    (folder / 'checkpoints/latest-rank0.pt').symlink_to(f'ep0-ba{batches[-1]}-rank0.pt')
     return folder
 
 
 @pytest.fixture
 def folder(trained: Path, tmp_path: Path) -> Path:
-    """Return a folder with a copy of the checkpoints."""
-    shutil.copytree(trained / 'checkpoints', tmp_path / 'checkpoints', symlinks=True)
-    return tmp_path
+    """Return a folder with a copy of the first two checkpoints."""
+    return copy_of(trained, tmp_path, (2, 4))
+
+
+def options_of(trained: Path) -> list[str]:
+    """Return the settings for the tasks as options of the command."""
+    settings = {**tiny.settings_of(trained), 'tokens_per_batch': str(TOKENS)}
+    return [word for name, value in settings.items() for word in (f'--{name.replace("_", "-")}', value)]
 
 
 @pytest.fixture
@@ -126,7 +162,7 @@ def test_a_damaged_checkpoint_is_skipped_until_it_changes_and_an_overwritten_one
 def test_results_are_the_same_in_an_object_store_and_an_outage_only_delays_them(
     watch: Watch, folder: Path, trained: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ):
-    for path in (trained / 'checkpoints').glob('ep*.pt'):
+    for path in (folder / 'checkpoints').glob('ep*.pt'):
         s3_server.client.upload_file(str(path), s3_server.bucket, f'run/checkpoints/{path.name}')
     s3_server.client.put_object(
         Bucket=s3_server.bucket, Key='run/checkpoints/latest-rank0.pt.symlink', Body=b'run/checkpoints/ep0-ba4-rank0.pt'
@@ -210,6 +246,8 @@ def test_metrics_reach_the_loggers_of_a_training_yaml_at_their_training_steps(
     options = ['--train-yaml', folder / 'train.yaml', '--stop-after', '0s', '--settle', '0.5s', '--poll', '0.1s']
     status, out, err = gauntlet('watch', folder / 'checkpoints', *options)
     assert status == 0, out + err
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     board = EventAccumulator(str(folder / 'boards/tiny'))
     board.Reload()
     key = 'metrics/sums/2-shot/InContextLearningLMAccuracy'
@@ -241,3 +279,93 @@ def test_errors_in_a_training_yaml_and_options_that_conflict_with_it_are_reporte
         )
         assert status == 2 and all(message in err for message in messages), err
     assert not (folder / 'checkpoints/.gauntlet').exists()
+
+
+def until(condition: Callable[[], bool], log: Path) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, tail_of(log)
+        time.sleep(0.02)
+
+
+def watch_arguments(trained: Path, folder: Path, *more: Any) -> list[str]:
+    """Return the arguments of a watch of a folder."""
+    small = ['--device', 'cpu', '--poll', '0.2s', '--settle', '0.3s', '--out', folder / 'watched']
+    return [str(word) for word in (folder / 'checkpoints', *options_of(trained), *small, *more)]
+
+
+def claims(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return all claims; those that are being written are empty."""
+    paths = (folder / 'checkpoints/.gauntlet').glob('*/*@*.json')
+    return {path: json.loads(path.read_text() or '{"owner": "", "expires": 1e12}') for path in paths}
+
+
+def all_done(folder: Path) -> bool:
+    is_done = all((folder / f'watched/ba{batch}/results.json').exists() for batch in ALL)
+    return is_done and not any(claim['expires'] > time.time() for claim in claims(folder).values())
+
+
+def assert_same_as_training(watched: Path, training: Path) -> None:
+    """Check that metrics and samples are equal and that there are no other records."""
+    assert sorted(path.name for path in watched.iterdir()) == [f'ba{batch}' for batch in ALL]
+    for batch in ALL:
+        assert outcome(watched / f'ba{batch}') == outcome(training / f'ba{batch}')
+        point = record(watched / f'ba{batch}')['training']
+        assert point['batch'] == batch and Path(point['checkpoint']).name == f'ep0-ba{batch}-rank0.pt'
+
+
+def test_two_watchers_next_to_a_training_give_the_results_of_the_callback_each_checkpoint_once(trained: Path):
+    assert_same_as_training(trained / 'watched', trained / 'training')
+    logs = [(trained / name).read_text() for name in ('one.log', 'two.log')]
+    assert 'damaged' not in ''.join(logs)
+    evaluations = [[line for line in log.splitlines() if ': 314 items in ' in line] for log in logs]
+    assert sum(map(len, evaluations)) == 4 and all(evaluations)
+    owners = {claim['owner'] for claim in claims(trained).values()}
+    assert len(claims(trained)) == 4 and len(owners) == 2
+
+
+@pytest.mark.parametrize(('number', 'status'), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_another_watcher_resumes_the_evaluation_of_one_that_ended(
+    trained: Path, tmp_path: Path, number: int, status: int
+):
+    """It resumes at once after a signal that can be caught, and when the claim has expired after SIGKILL."""
+    folder = copy_of(trained, tmp_path, ALL)
+    log, out = folder / 'first.log', folder / 'watched/ba8'
+    watcher = start(command, log, 'watch', *watch_arguments(trained, folder, '--claim-expires', '3s'))
+    until(lambda: len(journal_lines(out)) >= 50, log)
+    os.kill(watcher.pid, number)
+    assert statuses([watcher], log) == [status], tail_of(log)
+    is_killed = number == signal.SIGKILL
+    (claim,) = claims(folder).values()
+    assert bool(claim['expires']) == is_killed
+    num_lines = len(journal_lines(out))
+    log = folder / 'second.log'
+    assert statuses([start(command, log, 'watch', *watch_arguments(trained, folder, '--once'))], log) == [0], tail_of(
+        log
+    )
+    assert (f':{watcher.pid}' in log.read_text().partition('taken over from ')[2]) == is_killed
+    # Identity lines and an incomplete last line do not count.
+    assert num_lines - 5 <= record(out)['timing']['reused_items'] < num_lines
+    assert all_done(folder)
+    assert_same_as_training(folder / 'watched', trained / 'training')
+    order = [line.split()[2] for line in log.read_text().splitlines() if ' running by ' in line]
+    assert [name for name in order if 'ba8' not in name] == [f'ep0-ba{batch}-rank0.pt:' for batch in (6, 4, 2)]
+
+
+def test_two_ranks_exit_on_sigterm_and_then_give_the_same_results_while_only_rank_0_logs(trained: Path, tmp_path: Path):
+    folder = copy_of(trained, tmp_path, ALL)
+    (folder / 'checkpoints/ep0-ba1-rank0.pt').write_bytes(b'torn')
+    logs = [folder / f'rank{rank}.txt' for rank in (0, 1)]
+    ranks = start_ranks(command, logs, 'watch', *watch_arguments(trained, folder))
+    until(lambda: len(journal_lines(folder / 'watched/ba8')) >= 50, logs[0])
+    for rank in ranks:
+        rank.terminate()
+    assert statuses(ranks, logs[0]) == [143, 143]
+    assert [claim['expires'] for claim in claims(folder).values()] == [0]
+    ranks = start_ranks(command, logs, 'watch', *watch_arguments(trained, folder, '--once'))
+    assert statuses(ranks, logs[0]) == [1, 0]
+    assert record(folder / 'watched/ba8')['timing']['reused_items'] >= 45
+    assert_same_as_training(folder / 'watched', trained / 'training')
+    assert logs[0].read_text().count('\nep0-ba1-rank0.pt: damaged') == 1
+    assert 'ep0-ba2-rank0.pt: done ' in logs[0].read_text() and 'ep0-' not in logs[1].read_text()
