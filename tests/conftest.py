@@ -49,7 +49,6 @@ SLOW = [
     'integration/test_resume',
     'integration/test_training_resumed',
     'integration/test_watch',
-    'integration/test_watch',
     'metrics/test_consistency',
     'metrics/test_errors_cover',
     'results/report/test_browser',

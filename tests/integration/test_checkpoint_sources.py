@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
+import resource
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import checkpoint_worker
 import forks
 import object_store
 import pytest
@@ -18,11 +19,13 @@ import torch
 import transformers
 from composer.core import Timestamp
 from composer.loggers import InMemoryLogger
+from composer.utils import dist
 from tiny import outcome, record
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.composer.checkpoint_folders import download
 from llmfoundry_gauntlet.composer.models import open_model
+from llmfoundry_gauntlet.data.stores import Store
 
 s3_server = object_store.s3_server
 
@@ -161,17 +164,30 @@ def test_missing_parts_of_a_checkpoint_can_be_given(training: Training, tmp_path
         check_against_training(training, out, tmp_path / name, None)
 
 
-def run_worker(folder: Path, *words: Any, num_ranks: int = 1, **environment: str) -> str:
-    """Run the worker; return what rank 0 has printed."""
+def run_job(folder: Path, job: Callable[..., None], *arguments: Any, num_ranks: int = 1, **environment: str) -> str:
+    """Run a job; return what rank 0 has printed."""
     logs = [folder / f'rank{rank}.txt' for rank in range(num_ranks)]
-    ranks = forks.start_ranks(checkpoint_worker.main, logs, *words, **environment)
+    ranks = forks.start_ranks(job, logs, *arguments, **environment)
     assert forks.statuses(ranks, logs[0]) == [0] * num_ranks, ''.join(map(forks.tail_of, logs))
     return logs[0].read_text()
 
 
+def train_sharded(folder: Path, settings: dict[str, str]) -> None:
+    """Write two checkpoints to `folder/checkpoints`, and records of the evaluations before them to `folder/records`."""
+    tiny.shard_on_cpu()
+    dist.initialize_dist('cpu', timeout=60.0)
+    tiny.train(
+        [EvalGauntlet(**settings, interval='2ba', save_folder=str(folder / 'records'))],
+        max_duration='4ba',
+        save_folder=str(folder / 'checkpoints'),
+        save_interval='2ba',
+        parallelism_config={'fsdp': {'sharding_strategy': 'FULL_SHARD', 'state_dict_type': 'sharded'}},
+    )
+
+
 def test_checkpoints_sharded_by_composer_have_the_numbers_of_training(tmp_path: Path):
     """Two ranks train under FSDP and write a file each; one rank reads both. Each file holds a part of each weight."""
-    run_worker(tmp_path, 'train', tmp_path, num_ranks=2)
+    run_job(tmp_path, train_sharded, tmp_path, tiny.write_tasks(tmp_path), num_ranks=2)
     for name, batch in (('ep0-ba2', 2), ('latest-rank0.pt', 4)):
         path, out, trained = tmp_path / 'checkpoints' / name, tmp_path / 'out' / name, tmp_path / f'records/ba{batch}'
         assert {file.name for file in path.iterdir()} == {'.metadata', '__0_0.distcp', '__1_0.distcp'}
@@ -182,13 +198,25 @@ def test_checkpoints_sharded_by_composer_have_the_numbers_of_training(tmp_path: 
         assert record(out)['training'] == {**point, 'loss': None}
 
 
+def evaluate_on_ranks(out: Path, models: list[str], settings: dict[str, str]) -> None:
+    """Evaluate models into `out/0` and so on, and write to `out/downloads` which rank loads what."""
+    download = Store.download
+
+    def noted(self: Store, names: list[str], folder: Path) -> None:
+        with (out / 'downloads').open('a') as file:
+            file.writelines(f'{dist.get_global_rank()} {self.uri} {name}\n' for name in names)
+        download(self, names, folder)
+
+    Store.download = noted
+    for number, model in enumerate(models):
+        evaluate(model, **settings, out=out / str(number), device='cpu')
+
+
 def test_one_rank_of_a_machine_downloads_for_all(training: Training, tmp_path: Path, s3_server: Any, downloads: Path):
     """Mutation: every rank downloads for itself."""
     models = [*upload(s3_server, training).items()][:3]
-    for file in Path(training.settings['data_root']).glob('*.*'):
-        shutil.copy(file, tmp_path)
     uris = [s3_server.uri(name) for name, _ in models]
-    run_worker(tmp_path, 'evaluate', tmp_path, *uris, num_ranks=2, TMPDIR=str(downloads))
+    run_job(tmp_path, evaluate_on_ranks, tmp_path, uris, training.settings, num_ranks=2, TMPDIR=str(downloads))
     for number, (name, own) in enumerate(models):
         check_against_training(training, tmp_path / str(number), s3_server.uri(name), own and s3_server.uri(own))
     noted = (tmp_path / 'downloads').read_text().splitlines()
@@ -212,11 +240,33 @@ def save_forms(folder: Path) -> list[Path]:
     return [folder / name for name in ('whole.pt', 'half.pt', 'sharded', 'one', 'several', 'half')]
 
 
+def measure(word: str) -> dict[str, int]:
+    """Return the peak memory before and after the weights of `dtype:path` are read, and their size, in bytes."""
+    dtype, _, model = word.partition(':')
+    with open_model(model, dtype=dtype) as source:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        network = source.load(torch.device('cpu'))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert all(parameter.dtype == getattr(torch, dtype) for parameter in network.parameters())
+    return {'before': before, 'after': after, 'weights': sum(value.nbytes for value in network.parameters())}
+
+
+def measure_each(small: str, words: list[str]) -> None:
+    """Print the memory of reading each model as a JSON line."""
+    for word in words:
+        child = os.fork()  # so that each has a peak of its own
+        if not child:
+            measure(small)  # maps the pages of libraries that reading uses
+            print(json.dumps({'model': word, **measure(word)}), flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+
+
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
     """Mutation: without releasing pages half precision takes 1.5 times as much, and single precision twice as much."""
     models = save_forms(tmp_path)
     words = [f'float32:{model}' for model in models] + [f'bfloat16:{models[number]}' for number in (1, 5)]
-    printed = run_worker(tmp_path, 'measure', f'float32:{tiny.save(tiny.model(), tmp_path / "tiny")}', *words)
+    printed = run_job(tmp_path, measure_each, f'float32:{tiny.save(tiny.model(), tmp_path / "tiny")}', words)
     found = [json.loads(line) for line in printed.splitlines() if line.startswith('{')]
     assert [entry['model'] for entry in found] == words
     for entry in found:
