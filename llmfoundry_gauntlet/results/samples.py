@@ -25,32 +25,46 @@ RENAMED_REASONS = {  # earlier versions' wording to the current one
     'empty reply': 'empty generation',
 }
 
-# The fields of a line and their allowed types; for lists and mappings, the types of their values.
-FIELDS = {
-    'row': (int,),
+NUMBER = (int, float)
+# The fields of a line in its order, with the types of their values, and those of the elements of lists and mappings.
+FIELDS: dict[str, tuple[type, ...]] = {
     'file': (str, NONE),
+    'row': (int,),
+    'category': (str, NONE),
     'variant': (str, NONE),
     'sample': (int,),
-    'category': (str, NONE),
     'gold': (int, str, NONE),
     'predicted': (int, NONE),
-    'score': (int, float, NONE),
+    'score': (*NUMBER, NONE),
+    'logprobs': (list, NONE),
+    'num_tokens': (list, NONE),
     'text': (str, NONE),
     'answer': (str, NONE),
+    'status': (str,),
     'reason': (str, NONE),
     'prompt_sha256': (str,),
     'cluster': (str,),
     'truncated': (bool,),
+    'num_shots': (*NUMBER, NONE),
+    'num_characters': (list, NONE),
+    'num_bytes': (list, NONE),
+    'logprobs_alone': (list, NONE),
+    'metrics': (dict,),
+    'facts': (dict,),
 }
-LISTS = {
-    'logprobs': (int, float, NONE),
-    'logprobs_alone': (int, float, NONE),
-    'num_tokens': (int,),
-    'num_characters': (int,),
-    'num_bytes': (int,),
+ELEMENTS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(('logprobs', 'logprobs_alone'), (*NUMBER, NONE)),
+    **dict.fromkeys(('num_tokens', 'num_characters', 'num_bytes'), (int,)),
+    'metrics': NUMBER,
+    'facts': (int, str),
 }
-ALWAYS_THERE = ('logprobs', 'num_tokens')
-MAPPINGS = {'metrics': (int, float), 'facts': (int, str)}
+OF_KEY = ('file', 'row', 'variant', 'sample')
+ONLY_IF_ANY: dict[str, Any] = {  # fields that are left out if they are empty, and their values then
+    **dict.fromkeys(('num_characters', 'num_bytes', 'logprobs_alone', 'prompt', 'choices')),
+    'metrics': {},
+    'facts': {},
+}
+ABSENT = {'num_shots': None, **ONLY_IF_ANY}  # earlier versions did not write num_shots
 
 
 class FieldError(ValueError):
@@ -96,72 +110,27 @@ def prompts_of(
 
 def sample_line(result: ItemResult, prompt: Prompt | None = None) -> str:
     """Return one line of a samples file; log-probabilities that are not finite become null."""
-    key = result.key
-    sample: dict[str, Any] = {
-        'file': key.file,
-        'row': key.row,
-        'category': result.category,
-        'variant': key.variant,
-        'sample': key.sample,
-        'gold': result.gold,
-        'predicted': result.predicted,
-        'score': result.score,
-        'logprobs': finite(result.logprobs),
-        'num_tokens': result.num_tokens,
-        'text': result.text,
-        'answer': result.answer,
-        'status': result.status,
-        'reason': result.reason,
-        'prompt_sha256': result.prompt_sha256,
-        'cluster': result.cluster,
-        'truncated': result.truncated,
-        'num_shots': result.num_shots,
-    }
-    further: dict[str, Any] = {
-        'num_characters': result.num_characters,
-        'num_bytes': result.num_bytes,
-        'logprobs_alone': finite(result.logprobs_alone),
-        'metrics': dict(result.metrics),
-        'facts': dict(result.facts),
-    }
+    sample = {name: getattr(result.key if name in OF_KEY else result, name) for name in FIELDS}
     if prompt is not None:
-        further.update(prompt=prompt.text, choices=prompt.continuations)
-    sample.update({name: value for name, value in further.items() if value})
+        sample.update(prompt=prompt.text, choices=prompt.continuations)
+    for name in ('logprobs', 'logprobs_alone'):
+        if sample[name] is not None:
+            sample[name] = [value if math.isfinite(value) else None for value in sample[name]]
+    sample = {name: value for name, value in sample.items() if value or name not in ONLY_IF_ANY}
     return ENCODER.encode(sample)
 
 
 def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
     """Return the item result from a line's JSON. Raise KeyError, TypeError or ValueError if it is invalid."""
-    sample = {RENAMED_FIELDS.get(name, name): value for name, value in dict(sample).items()}
-    check_fields(sample)
-    int(sample['cluster'] or '0', 16)  # raises ValueError unless it is hexadecimal
-    return ItemResult(
-        key=ItemKey(
-            task=task,
-            row=sample['row'],
-            file=sample['file'],
-            variant=sample['variant'],
-            sample=sample['sample'],
-        ),
-        category=sample['category'],
-        gold=sample['gold'],
-        predicted=sample['predicted'],
-        score=sample['score'],
-        logprobs=numbers(sample['logprobs']),
-        num_tokens=whole(sample['num_tokens']),
-        reason=current_reason(sample['reason']),
-        prompt_sha256=sample['prompt_sha256'],
-        truncated=sample['truncated'],
-        text=sample['text'],
-        answer=sample['answer'],
-        metrics={RENAMED.get(name, name): value for name, value in sample.get('metrics', {}).items()},
-        facts=sample.get('facts', {}),
-        num_characters=whole(sample.get('num_characters')),
-        num_bytes=whole(sample.get('num_bytes')),
-        logprobs_alone=numbers(sample.get('logprobs_alone')),
-        cluster=sample['cluster'],
-        num_shots=sample.get('num_shots'),  # absent in earlier versions
-    )
+    sample = ABSENT | {RENAMED_FIELDS.get(name, name): value for name, value in dict(sample).items()}
+    values = {name: sample[name] for name in FIELDS}
+    check_fields(values)
+    int(values['cluster'] or '0', 16)  # raises ValueError unless it is hexadecimal
+    del values['status']  # which follows from the score
+    key = ItemKey(task=task, **{name: values.pop(name) for name in OF_KEY})
+    values.update((name, numbers(values[name])) for name, kinds in FIELDS.items() if list in kinds)
+    metrics = {RENAMED.get(name, name): value for name, value in values.pop('metrics').items()}
+    return ItemResult(key=key, **{**values, 'metrics': metrics, 'reason': current_reason(values['reason'])})
 
 
 def current_reason(reason: str | None) -> str | None:
@@ -172,26 +141,17 @@ def current_reason(reason: str | None) -> str | None:
 
 
 def check_fields(sample: Mapping[str, Any]) -> None:
-    """Raise KeyError for a missing field, FieldError for a field of the wrong type."""
+    """Raise FieldError for a value, or an element of one, whose type is not exactly one of its field's."""
     for name, kinds in FIELDS.items():
-        check_type(name, sample[name], kinds)
-    check_type('num_shots', sample.get('num_shots'), (int, float, NONE))
-    for name, kinds in LISTS.items():
-        values = sample[name] if name in ALWAYS_THERE else sample.get(name)
-        check_type(name, values, (list, NONE))
-        for place, value in enumerate(values or ()):
-            check_type(f'{name}[{place}]', value, kinds)
-    for name, kinds in MAPPINGS.items():
-        found = sample.get(name, {})
-        check_type(name, found, (dict,))
-        for key, value in found.items():
-            check_type(f'{name}.{key}', value, kinds)
-
-
-def check_type(name: str, value: object, kinds: tuple[type, ...]) -> None:
-    """Raise FieldError unless the value's type is exactly one of these; bool does not pass as int."""
-    if type(value) not in kinds:
-        raise FieldError(f'{name} is {describe(value)}')
+        if type(value := sample[name]) not in kinds:
+            raise FieldError(f'{name} is {describe(value)}')
+        if name in ELEMENTS and value:
+            of_elements = ELEMENTS[name]
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for place, element in pairs:
+                if type(element) not in of_elements:
+                    where = f'{name}.{place}' if isinstance(value, dict) else f'{name}[{place}]'
+                    raise FieldError(f'{where} is {describe(element)}')
 
 
 def read_samples(folder: Path, task: str) -> tuple[ItemResult, ...]:
@@ -212,16 +172,6 @@ def read_samples(folder: Path, task: str) -> tuple[ItemResult, ...]:
     return tuple(results)
 
 
-def finite(values: Sequence[float] | None) -> list[float | None] | None:
-    """Return the values with None for those that JSON cannot represent."""
-    return None if values is None else [value if math.isfinite(value) else None for value in values]
-
-
-def numbers(values: Sequence[float | None] | None) -> tuple[float, ...] | None:
-    """Return the values with NaN for None."""
+def numbers(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    """Return the values with NaN for None, or None."""
     return None if values is None else tuple(math.nan if value is None else value for value in values)
-
-
-def whole(values: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the values as a tuple, or None."""
-    return None if values is None else tuple(values)
