@@ -209,22 +209,6 @@ Output = ScoreOutput | Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """An external answer to an item, from `place` (`file:line`).
-
-    It is either the `text` of a generation or the summed log-probabilities of the choices in nats, if known with the
-    number of tokens of each choice and, for language modelling, whether every token was the argmax.
-    """
-
-    place: str
-    key: ItemKey
-    text: str | None = None
-    logprobs: tuple[float, ...] | None = None
-    num_tokens: tuple[int, ...] | None = None
-    is_argmax: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """The score of one output. `value` is in [0, 1], None if the item could not be scored.
 

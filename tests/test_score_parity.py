@@ -17,11 +17,11 @@ from score_generations import reply
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation
-from llmfoundry_gauntlet.results.external import score_answers
+from llmfoundry_gauntlet.results.external import Answer, score_answers
 from llmfoundry_gauntlet.scoring.letters import reference_letter
 from llmfoundry_gauntlet.tasks.items import untokenized_items
 from llmfoundry_gauntlet.tasks.templates import seed_of
-from llmfoundry_gauntlet.types import Answer, ItemKey
+from llmfoundry_gauntlet.types import ItemKey
 
 SCORE = SHARED_DATA / 'score'
 CASES = yaml.safe_load((FIXTURES / 'score_cases.yaml').read_text('utf-8'))
@@ -67,7 +67,9 @@ def scored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         prompts[item.key] = prompt.text
         content, seed = item.example.content, seed_of(item.key.variant) or 0
         question = (content.gold, ()) if dataset == 'math' else (content.options[content.gold], content.options)
-        answers.append(Answer(place='canned', key=item.key, text=reply(prompt.text, *question, seed)))
+        name = {field: getattr(item.key, field) for field in ('row', 'file', 'variant')}
+        text = reply(prompt.text, *question, seed)
+        answers.append(('canned', Answer(task=task.label, num_shots=0, **name, text=text)))
     recorded = json.loads((FIXTURES / 'score' / f'{dataset}.json').read_text())
     return Scored(recorded, score_answers(data, answers), prompts)
 

@@ -333,17 +333,17 @@ def scored(
     task: Task, asked: Example, examples: Sequence[Example], answer: str, settings: EvaluationSettings
 ) -> ItemResult:
     """Score a generation. Raise ConfigError if it cannot be scored or its program cannot be run."""
-    from llmfoundry_gauntlet.results.external import AnswerError, score_answer
+    from llmfoundry_gauntlet.results.external import Answer, AnswerError, score_answer
     from llmfoundry_gauntlet.tasks.code import check_programs
     from llmfoundry_gauntlet.tasks.items import untokenized_items
-    from llmfoundry_gauntlet.types import Answer
 
     sandbox, reasons = check_programs([task], {task.key: examples}, settings.sandbox)
     if reasons:
         raise ConfigError(f'{task.key}: its programs cannot be run here: {reasons[task.key]}')
     item, _ = next(untokenized_items(task, examples, [asked]))
     try:
-        return score_answer(item, Answer(place='--answer', key=item.key, text=answer), task, sandbox)
+        given = Answer(task=task.label, num_shots=task.num_fewshot[0], row=asked.row, text=answer)
+        return score_answer(item, given, task, sandbox)
     except AnswerError as error:
         raise ConfigError(
             f'--answer: {error}; {task.key} is scored by the probabilities of its continuations'

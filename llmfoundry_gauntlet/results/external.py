@@ -27,7 +27,6 @@ from llmfoundry_gauntlet.tasks.base import by_category, draw_seed
 from llmfoundry_gauntlet.tasks.encode import Encoder, spaced
 from llmfoundry_gauntlet.tasks.items import ALONE, item_result, num_new_tokens, result_of, untokenized_items
 from llmfoundry_gauntlet.types import (
-    Answer,
     Example,
     GenerateRequest,
     Generation,
@@ -110,8 +109,12 @@ class AnswerError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerLine:
-    """One line of a file of answers; a log-probability of `None` is not finite."""
+class Answer:
+    """An answer to an item, a line of a file of answers.
+
+    It is either the `text` of a generation or the summed log-probabilities of the choices in nats, None if not finite,
+    if known with the number of tokens of each choice and, for language modelling, whether every token was the argmax.
+    """
 
     ignore_unknown_keys: ClassVar = True
     task: str
@@ -136,8 +139,11 @@ class AnswerLine:
         return ItemKey(task=task, row=self.row, file=self.file, variant=self.variant, sample=self.sample or 0)
 
 
-def read_answers(path: Path) -> Iterator[Answer]:
-    """Yield the answers of a file, ignoring unknown keys. Raise DataError with every problem of every line."""
+def read_answers(path: Path) -> Iterator[tuple[str, Answer]]:
+    """Yield each answer of a file after its place (`file:line`), ignoring unknown keys.
+
+    Raise DataError with every problem of every line.
+    """
     problems = Problems('')
     try:
         with path.open(encoding='utf-8') as lines:
@@ -146,27 +152,22 @@ def read_answers(path: Path) -> Iterator[Answer]:
                 if not line.strip():
                     continue
                 try:
-                    found: AnswerLine | None = decode(AnswerLine, json.loads(line), '', problems)
+                    found: Answer | None = decode(Answer, json.loads(line), '', problems)
                 except json.JSONDecodeError as error:
                     problems.add('', f'malformed JSON: {error.msg} at column {error.colno}')
                     continue
                 if found is not None:
-                    yield Answer(
-                        place=problems.source,
-                        key=found.key,
-                        text=found.text,
-                        logprobs=numbers(found.logprobs),
-                        num_tokens=found.num_tokens,
-                        is_argmax=found.is_argmax,
-                    )
+                    yield problems.source, found
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f'{path}: cannot be read: {error}') from error
     if problems.found:
         raise DataError(problems.found)
 
 
-def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_missing: bool = False) -> Evaluation:
-    """Return the evaluation of these answers, scored while they are read.
+def score_answers(
+    data: EvaluationData, answers: Iterable[tuple[str, Answer]], *, allow_missing: bool = False
+) -> Evaluation:
+    """Return the evaluation of these answers, given with their places and scored while they are read.
 
     Raise DataError with every answer that is unknown, duplicate or invalid and, unless `allow_missing`, with every item
     without an answer.
@@ -179,22 +180,22 @@ def score_answers(data: EvaluationData, answers: Iterable[Answer], *, allow_miss
     places: dict[ItemKey, str] = {}
     problems: list[str] = []
     try:
-        for answer in answers:
+        for place, answer in answers:
             key = answer.key
             if key not in asked:
-                problems.append(f'{answer.place}: {item_name(key, key.row)} is not an item of these tasks')
+                problems.append(f'{place}: {item_name(key, key.row)} is not an item of these tasks')
                 continue
             if key in places:
-                problems.append(f'{answer.place}: {item_name(key, key.row)} was answered already at {places[key]}')
+                problems.append(f'{place}: {item_name(key, key.row)} was answered already at {places[key]}')
                 continue
-            places[key] = answer.place
+            places[key] = place
             try:
                 if tasks[key.task].runs_programs and answer.text is not None:
                     found[key] = workers().submit(score_answer, asked[key], answer, tasks[key.task], data.sandbox)
                 else:
                     found[key] = score_answer(asked[key], answer, tasks[key.task], data.sandbox)
             except AnswerError as error:
-                problems.append(f'{answer.place}: {item_name(key, key.row)}: {error}')
+                problems.append(f'{place}: {item_name(key, key.row)}: {error}')
     except DataError as error:  # from read_answers, at the end of the file: lines that are not valid answers
         problems.extend(error.problems)
     missing = [key for key in asked if key not in places]
@@ -257,19 +258,19 @@ def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
 
 def score_answer(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> ItemResult:
     """Score an item's answer, running programs in the sandbox. Raise AnswerError for an unusable answer."""
-    written = Generation(key=answer.key, text=answer.text or '')
+    written = Generation(key=item.key, text=answer.text or '')
     if task.generates:
         if answer.text is None:
             raise AnswerError('has no text; a generation is required')
         return item_result(item, written, task, sandbox=sandbox)
-    if answer.logprobs is None:
+    logprobs = numbers(answer.logprobs)
+    if logprobs is None:
         score = task.score_text(written.text, item.example.content)
         if score is None:
             raise AnswerError('has no logprobs; a text cannot be scored here')
         return result_of(item, written, score)
-    output = score_output(item, answer, answer.logprobs)
-    result = item_result(item, output, task)
-    return replace(result, logprobs=answer.logprobs, num_tokens=answer.num_tokens)
+    result = item_result(item, score_output(item, answer, logprobs), task)
+    return replace(result, logprobs=logprobs, num_tokens=answer.num_tokens)
 
 
 def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> ScoreOutput:
@@ -290,7 +291,7 @@ def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> Sco
         )
     is_argmax = bool(answer.is_argmax)
     return ScoreOutput(
-        key=answer.key,
+        key=item.key,
         logprobs=tuple(np.full(count, total / count) for total, count in zip(logprobs, counts, strict=True)),
         is_argmax=tuple(np.full(count, is_argmax) for count in counts),
         num_top=tuple(np.full(count, int(is_argmax)) for count in counts),

@@ -20,11 +20,10 @@ from llmfoundry_gauntlet.evaluation.run import (
     plan_evaluation,
     prepare_evaluation,
 )
-from llmfoundry_gauntlet.results.external import request_lines, score_answers
+from llmfoundry_gauntlet.results.external import Answer, request_lines, score_answers
 from llmfoundry_gauntlet.results.samples import sample_line
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import ALONE
-from llmfoundry_gauntlet.types import Answer, ItemKey
 
 ROWS = {
     'choices': [{'query': f'Q{row}', 'choices': ['red', 'ash'], 'gold': 0} for row in range(3)],
@@ -167,12 +166,11 @@ def test_requests_are_exported_and_their_answers_scored(colours):
     assert {(line['prompt'], tuple(line['choices'])) for line in alone} == {('Answer:', choices)}
     answers = [
         Answer(
-            place='here',
-            key=ItemKey(f'{line["task"]}/2-shot', line['row'], variant=line['variant']),
+            **{name: line[name] for name in ('task', 'num_shots', 'row', 'variant')},
             logprobs=(-1.0, -2.0, -9.0) if line['variant'] == ALONE else (-2.0, -1.5, -9.5),
         )
         for line in lines
     ]
-    evaluation = score_answers(data, answers)
+    evaluation = score_answers(data, (('here', answer) for answer in answers))
     assert evaluation.scores['with/2-shot'].metrics[PMI].value == pytest.approx(1 / 3)  # the second gains, 0.5
     assert len(evaluation.results['with/2-shot']) == 9
