@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli import options
-from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET_TASKS, AsJson, Command, check_options, print_warnings
+from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET_TASKS, Command, check_options, print_warnings, takes
 from llmfoundry_gauntlet.data.published import (
     DataFile,
     Outcome,
@@ -46,17 +45,19 @@ To = Annotated[Path, typer.Option('--to', help='Data root that the files are put
 Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace files in --to that differ.')]
 
 
+@takes()
 def check(
     context: typer.Context,
-    tasks: options.Tasks = None,
-    score: options.Score = None,
-    data_root: options.DataRoot = 'eval_data',
     against: Against = None,
     solutions: Annotated[
         bool, typer.Option('--solutions', help='Run the canonical solutions of code tasks instead.')
     ] = False,
-    sandbox: options.Confinement = 'auto',
-    as_json: AsJson = False,
+    *,
+    tasks: Path | None,
+    score: Path | None,
+    data_root: str,
+    sandbox: str,
+    as_json: bool,
 ) -> None:
     """Find duplicates, conflicting golds, majority answers, and rows that occur in a training text.
 
@@ -190,12 +191,14 @@ def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bo
         raise typer.Exit(CHECK_FAILED)
 
 
+@takes()
 def ls(
     context: typer.Context,
     names: Names = None,
-    data_root: options.DataRoot = 'eval_data',
     urls: Annotated[bool, typer.Option('--urls', help='Print the addresses alone, one per line.')] = False,
-    as_json: AsJson = False,
+    *,
+    data_root: str,
+    as_json: bool,
 ) -> None:
     """List every file: task, rows, size, licence, where it is published, and whether it is present.
 
@@ -295,10 +298,12 @@ def import_files(
         raise ConfigError(f'{folder}: has none of the files; looked for {shown}')
 
 
+@takes()
 def verify(
     folder: Annotated[str, typer.Argument(help='A data root, a clone of llm-foundry, any folder, or its URL.')],
     names: Names = None,
-    as_json: AsJson = False,
+    *,
+    as_json: bool,
 ) -> None:
     """Compare files with the published ones, byte for byte. Status 1 if one differs; missing files are ignored.
 

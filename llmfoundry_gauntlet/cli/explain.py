@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli import options
-from llmfoundry_gauntlet.cli.options import GAUNTLET_TASKS, check_options
+from llmfoundry_gauntlet.cli.options import GAUNTLET_TASKS, check_options, takes
 from llmfoundry_gauntlet.errors import ConfigError
 
 if TYPE_CHECKING:  # these load numpy
@@ -50,6 +50,7 @@ class TokenizedItem:
     warnings: tuple[str, ...]
 
 
+@takes('max_seq_len', 'semantics', 'fewshot', 'sandbox', 'data_root')
 def explain(
     context: typer.Context,
     task: Annotated[str, typer.Argument(help='Label of a task, as in `gauntlet ls`.')],
@@ -62,13 +63,10 @@ def explain(
     file: Annotated[str | None, typer.Option(help='Stem of the data file, for SCORE datasets with several.')] = None,
     variant: Annotated[str | None, typer.Option(help='Variant of a SCORE item, such as option_order:B.')] = None,
     all_tokens: Annotated[bool, typer.Option('--all-tokens', help='List all tokens, even of long prompts.')] = False,
-    tasks: options.Tasks = None,
-    score: options.Score = None,
-    data_root: options.DataRoot = 'eval_data',
-    max_seq_len: options.Length = None,
-    semantics: options.Semantics = 'corrected',
-    fewshot: options.Fewshot = 'reference',
-    sandbox: options.Confinement = 'auto',
+    *,
+    tasks: Path | None,
+    score: Path | None,
+    **given: Any,
 ) -> None:
     """Show the exact prompt of an item, its tokens, which of them are scored, warnings, and the scoring rule.
 
@@ -81,8 +79,7 @@ def explain(
 
     check_options(context, needs=NEEDS)
     source = None if score is not None and tasks is None else tasks or GAUNTLET_TASKS
-    given = {'tasks': source, 'score': score, 'data_root': data_root, 'semantics': semantics, 'fewshot': fewshot}
-    settings = decode_settings({**given, 'max_seq_len': max_seq_len, 'sandbox': sandbox}, 'explain')
+    settings = decode_settings({'tasks': source, 'score': score, **given}, 'explain')
     found = find_task(load_suite(source, None, score, is_partial=tasks is None), task, shots)
     found = found.with_settings(settings)
     examples = found.read(settings.data_root).examples

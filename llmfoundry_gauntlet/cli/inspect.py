@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli import options
 from llmfoundry_gauntlet.cli.data import print_json, print_rows
-from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET, GAUNTLET_TASKS, check_options, print_warnings
+from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET, GAUNTLET_TASKS, check_options, print_warnings, takes
 from llmfoundry_gauntlet.data.published import PUBLISHED, origin_of
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, print_problems
 
@@ -25,15 +24,17 @@ NO_CATEGORY = 'in no category'
 STYLES = {PUBLISHED: 'green', 'not there': 'dim'}  # colours of file states; others are yellow
 
 
+@takes()
 def ls(
     names: Annotated[
         list[str] | None, typer.Argument(metavar='[NAME]...', help='Labels or categories to list. Default: all.')
     ] = None,
-    tasks: options.Tasks = None,
-    gauntlet: options.Gauntlet = None,
-    score: options.Score = None,
-    data_root: options.DataRoot = 'eval_data',
-    as_json: options.AsJson = False,
+    *,
+    tasks: Path | None,
+    gauntlet: Path | None,
+    score: Path | None,
+    data_root: str,
+    as_json: bool,
 ) -> None:
     """List tasks by category: shots, type, chance, rows and state of the data. Default: the Gauntlet v0.1.0.
 
@@ -104,13 +105,15 @@ def print_tasks(listed: Sequence[dict[str, Any]], data_root: str) -> None:
     typer.echo(f'{num_tasks} tasks; gauntlet explain TASK shows one; gauntlet data fetch downloads the published data')
 
 
+@takes()
 def validate(
     context: typer.Context,
-    tasks: options.Tasks = None,
-    gauntlet: options.Gauntlet = None,
-    score: options.Score = None,
-    data_root: options.DataRoot = 'eval_data',
     no_data: Annotated[bool, typer.Option('--no-data', help='Check only the YAML files.')] = False,
+    *,
+    tasks: Path | None,
+    gauntlet: Path | None,
+    score: Path | None,
+    data_root: str,
 ) -> None:
     """Check YAML files and the data of their tasks; list all errors at once. Exit status 1 if there are any.
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, TypeVar, get_type_hints
 
 import typer
+from typer import Option
 from typer.core import TyperCommand
 
 from llmfoundry_gauntlet.config.resources import PACKAGE
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError
 
 Names = tuple[str, ...]
+Function = TypeVar('Function', bound=Callable[..., None])
 NOTHING: Mapping[str, Names] = {}
 DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's parameter sources for values that the user did not give
 SETTINGS = {
@@ -29,84 +32,17 @@ LISTS = ('only', 'log')  # options that are lists, separated by commas
 COMMANDS = 'run|export|explain|watch|data check|evaluate|eval_gauntlet'
 ABOUT_SETTING = re.compile(rf'(?:(?:{COMMANDS}): )?(\w+)(?:: |(?= is | has | needs ))')
 
-Tasks = Annotated[Path | None, typer.Option('--tasks', help='YAML file of tasks (top key icl_tasks).')]
-Score = Annotated[Path | None, typer.Option('--score', help='YAML file of SCORE datasets (top key score).')]
-Gauntlet = Annotated[
-    Path | None, typer.Option('--gauntlet', help='YAML file of categories and averages (top key eval_gauntlet).')
-]
-Semantics = Annotated[str, typer.Option(help="corrected, or reference to reproduce llm-foundry's scores.")]
-Fewshot = Annotated[str, typer.Option(help='reference, or fixed: the same shots for all items of a task.')]
-Confinement = Annotated[
-    str, typer.Option('--sandbox', help='For generated programs: auto (full isolation), rlimits or none.')
-]
-DataRoot = Annotated[str, typer.Option('--data-root', help='Folder that data file paths are relative to.')]
-Out = Annotated[
-    Path | None, typer.Option('--out', help='Folder for results.json and samples/. Not needed with --dry-run.')
-]
-Model = Annotated[
-    str | None, typer.Option(help='Composer checkpoint (also sharded), or Hugging Face folder or name; local or s3://.')
-]
-Outputs = Annotated[Path | None, typer.Option(help='JSON Lines of generations from another engine, to be scored.')]
-OfModel = Annotated[str | None, typer.Option(help="Replaces the model's own.")]
-Revision = Annotated[str | None, typer.Option(help='Branch, tag or commit of a model on the Hugging Face hub.')]
-Adapter = Annotated[
-    str | None, typer.Option(help='Folder or name of a PEFT adapter (LoRA), merged into the weights. Needs peft.')
-]
-DType = Annotated[
-    str, typer.Option('--dtype', help='Type of the weights: float32, bfloat16 or float16 (half the memory).')
-]
-Trust = Annotated[
-    bool, typer.Option('--trust-remote-code', help="Run Python code from the model's folder. Read it first.")
-]
-ChatTemplate = Annotated[
-    bool,
-    typer.Option('--apply-chat-template', help="Send prompts, shots included, in the tokenizer's chat template."),
-]
-Loggers = Annotated[
-    list[str] | None, typer.Option('--logger', help='Also log to wandb, mlflow or tensorboard; may be repeated.')
-]
-Log = Annotated[
-    str, typer.Option('--log', help='With --logger: what to log of accuracy, errors, composites, score and metrics.')
-]
-LogPrompts = Annotated[bool, typer.Option('--log-prompts', help='Write prompts and choices into the samples files.')]
-Length = Annotated[int | None, typer.Option(help="Maximum prompt length in tokens. Default: the model's.")]
-Tokens = Annotated[str, typer.Option(help='Tokens per batch, or auto.')]
-Device = Annotated[str | None, typer.Option(help='cpu or gpu. Default: gpu if available.')]
-Sharded = Annotated[bool, typer.Option('--fsdp', help='Shard the model over the GPUs of the composer launcher.')]
-Precision = Annotated[str | None, typer.Option(help='fp32, amp_bf16 or amp_fp16.')]
-Truncation = Annotated[str | None, typer.Option(help='Truncation of long prompts: drop_shots or reference.')]
-Recorded = Annotated[Path | None, typer.Option('--from', help='Folder of an earlier run whose metrics to recompute.')]
-Only = Annotated[
-    str | None, typer.Option('--only', help='Labels of tasks and categories to run, separated by commas. Default: all.')
-]
-Shots = Annotated[int | None, typer.Option('--shots', help="Number of shots of every task. Default: each task's own.")]
-Missing = Annotated[
-    str,
-    typer.Option('--missing', help='error, or skip: leave out tasks without a data file and composites over them.'),
-]
-Limit = Annotated[int | None, typer.Option('--limit', help='Maximum number of items per task; always the same items.')]
-Budget = Annotated[
-    str | None, typer.Option('--time-budget', help="Time limit such as '120s'; runs the items that fit.")
-]
-Target = Annotated[
-    str | None,
-    typer.Option(
-        '--precision-target',
-        help="The smallest subset with which an average's error is at most this much above that of all items: '5%'.",
-    ),
-]
-Partial = Annotated[
-    bool,
-    typer.Option('--allow-missing', help='With --outputs or --from: score tasks on the items that have a generation.'),
-]
-Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace the contents of --out.')]
-Resume = Annotated[bool, typer.Option('--resume', help='Resume an interrupted evaluation in --out.')]
-Repair = Annotated[bool, typer.Option('--repair-journal', help='With --resume: drop damaged journal lines.')]
-AsJson = Annotated[bool, typer.Option('--json', help='Print JSON instead of text.')]
-
 CHECK_FAILED, MISTAKE, BROKEN = 1, 2, 3  # exit statuses
 GAUNTLET_TASKS = PACKAGE / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
 GAUNTLET = GAUNTLET_TASKS.parent.parent / 'gauntlets' / 'eval_gauntlet_v0.1.yaml'
+# Options by their purpose: to select items, to run a model over them, and to load it.
+SELECTION = (
+    *('tasks', 'score', 'gauntlet', 'data_root', 'only', 'shots', 'limit', 'missing', 'semantics', 'fewshot'),
+    'precision_target',
+)
+INPUTS = (*SELECTION, 'sandbox', 'log_prompts')
+RUNNING = ('max_seq_len', 'tokens_per_batch', 'truncation', 'time_budget')
+MODEL = ('tokenizer', 'model_config', 'dtype', 'trust_remote_code', 'device', 'precision', 'fsdp')
 
 
 class Form(StrEnum):
@@ -118,11 +54,85 @@ class Form(StrEnum):
     JSON = 'json'
 
 
-Format = Annotated[Form, typer.Option('--format', help='Output format of the scores.')]
-DryRun = Annotated[
-    bool,
-    typer.Option('--dry-run', help='Only print items, tokens and estimated time, also of subsets by precision.'),
-]
+class Options:
+    """Options of evaluations, with their defaults, in the order in which commands list those that they take."""
+
+    out: Path | None = Option(None, help='Folder for results.json and samples/. Not needed with --dry-run.')
+    tasks: Path | None = Option(None, help='YAML file of tasks (top key icl_tasks).')
+    score: Path | None = Option(None, help='YAML file of SCORE datasets (top key score).')
+    model: str | None = Option(
+        None, help='Composer checkpoint (also sharded), or Hugging Face folder or name; local or s3://.'
+    )
+    outputs: Path | None = Option(None, help='JSON Lines of generations from another engine, to be scored.')
+    recorded: Path | None = Option(None, '--from', help='Folder of an earlier run whose metrics to recompute.')
+    gauntlet: Path | None = Option(None, help='YAML file of categories and averages (top key eval_gauntlet).')
+    data_root: str = Option('eval_data', help='Folder that data file paths are relative to.')
+    only: str | None = Option(None, help='Labels of tasks and categories to run, separated by commas. Default: all.')
+    shots: int | None = Option(None, help="Number of shots of every task. Default: each task's own.")
+    limit: int | None = Option(None, help='Maximum number of items per task; always the same items.')
+    missing: str = Option('error', help='error, or skip: leave out tasks without a data file and composites over them.')
+    tokenizer: str | None = Option(None, help="Replaces the model's own.")
+    model_config: str | None = Option(None, help="Replaces the model's own.")
+    revision: str | None = Option(None, help='Branch, tag or commit of a model on the Hugging Face hub.')
+    adapter: str | None = Option(
+        None, help='Folder or name of a PEFT adapter (LoRA), merged into the weights. Needs peft.'
+    )
+    dtype: str = Option('float32', help='Type of the weights: float32, bfloat16 or float16 (half the memory).')
+    trust_remote_code: bool = Option(
+        False, '--trust-remote-code', help="Run Python code from the model's folder. Read it first."
+    )
+    apply_chat_template: bool = Option(
+        False, '--apply-chat-template', help="Send prompts, shots included, in the tokenizer's chat template."
+    )
+    max_seq_len: int | None = Option(None, help="Maximum prompt length in tokens. Default: the model's.")
+    tokens_per_batch: str = Option('auto', help='Tokens per batch, or auto.')
+    device: str | None = Option(None, help='cpu or gpu. Default: gpu if available.')
+    precision: str | None = Option(None, help='fp32, amp_bf16 or amp_fp16.')
+    fsdp: bool = Option(False, '--fsdp', help='Shard the model over the GPUs of the composer launcher.')
+    semantics: str = Option('corrected', help="corrected, or reference to reproduce llm-foundry's scores.")
+    truncation: str | None = Option(None, help='Truncation of long prompts: drop_shots or reference.')
+    fewshot: str = Option('reference', help='reference, or fixed: the same shots for all items of a task.')
+    sandbox: str = Option('auto', help='For generated programs: auto (full isolation), rlimits or none.')
+    time_budget: str | None = Option(None, help="Time limit such as '120s'; runs the items that fit.")
+    precision_target: str | None = Option(
+        None,
+        help="The smallest subset with which an average's error is at most this much above that of all items: '5%'.",
+    )
+    logger: list[str] | None = Option(None, help='Also log to wandb, mlflow or tensorboard; may be repeated.')
+    log: str = Option(
+        'accuracy,errors,composites,score',
+        help='With --logger: what to log of accuracy, errors, composites, score and metrics.',
+    )
+    log_prompts: bool = Option(False, '--log-prompts', help='Write prompts and choices into the samples files.')
+    allow_missing: bool = Option(
+        False, '--allow-missing', help='With --outputs or --from: score tasks on the items that have a generation.'
+    )
+    overwrite: bool = Option(False, '--overwrite', help='Replace the contents of --out.')
+    resume: bool = Option(False, '--resume', help='Resume an interrupted evaluation in --out.')
+    repair_journal: bool = Option(False, '--repair-journal', help='With --resume: drop damaged journal lines.')
+    dry_run: bool = Option(
+        False, '--dry-run', help='Only print items, tokens and estimated time, also of subsets by precision.'
+    )
+    form: Form = Option(Form.TABLE, '--format', help='Output format of the scores.')
+    as_json: bool = Option(False, '--json', help='Print JSON instead of text.')
+
+
+def takes(*names: str) -> Callable[[Function], Function]:
+    """Give a command these options, as `**given`, and those that its keyword-only parameters name."""
+
+    def add(command: Function) -> Function:
+        own = signature(command, eval_str=True).parameters.values()
+        taken = {*names, *(one.name for one in own if one.kind is one.KEYWORD_ONLY)}
+        options = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(Options, name), annotation=hint)
+            for name, hint in get_type_hints(Options).items()
+            if name in taken
+        ]
+        others = [one for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
+        command.__signature__ = Signature([*others, *options])  # type: ignore[attr-defined]
+        return command
+
+    return add
 
 
 class Command(TyperCommand):
@@ -165,9 +175,9 @@ def flags_of(parameters: Iterable[Any]) -> dict[str, str]:
     return {parameter.name: parameter.opts[0] for parameter in parameters}
 
 
-def settings_of(context: typer.Context, names: Iterable[str]) -> dict[str, Any]:
-    """Return the values of these parameters as evaluation settings."""
-    settings = {SETTINGS.get(name, name): context.params[name] for name in names}
+def settings_of(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the given values of these options as evaluation settings."""
+    settings = {SETTINGS.get(name, name): given[name] for name in names if name in given}
     if str(settings.get('tokens_per_batch')).isdecimal():
         settings['tokens_per_batch'] = int(settings['tokens_per_batch'])
     if 'fsdp_config' in settings:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import Form, Format, check_options
+from llmfoundry_gauntlet.cli.options import Form, check_options, takes
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
 
@@ -58,6 +58,7 @@ def report(
     typer.echo(f'{out}: {out.stat().st_size / 1e6:.1f} MB')
 
 
+@takes()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
     metric: Annotated[
@@ -66,7 +67,8 @@ def compare(
     allow_missing: Annotated[
         bool, typer.Option('--allow-missing', help='Compare tasks over the items that are scored.')
     ] = False,
-    form: Format = Form.TABLE,
+    *,
+    form: Form,
 ) -> None:
     """Compare runs with the first, item by item, with standard errors; or show the trend of one run over checkpoints.
 

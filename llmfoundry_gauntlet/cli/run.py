@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli import options
 from llmfoundry_gauntlet.cli.options import (
     GAUNTLET,
     GAUNTLET_TASKS,
+    INPUTS,
+    MODEL,
+    RUNNING,
+    SELECTION,
     Form,
     check_options,
     print_warnings,
     settings_of,
     start_logging,
+    takes,
 )
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
@@ -26,15 +31,7 @@ File = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar='KEY=VALUE', help='Values that override those in the file.')
 ]
-INPUTS = (
-    *('tasks', 'gauntlet', 'score', 'data_root', 'only', 'shots', 'limit', 'missing'),
-    *('semantics', 'fewshot', 'sandbox', 'precision_target', 'log_prompts'),
-)
-OF_MODELS = (
-    *('tokenizer', 'model_config', 'revision', 'adapter', 'dtype', 'trust_remote_code', 'apply_chat_template'),
-    *('device', 'precision', 'fsdp', 'max_seq_len', 'tokens_per_batch', 'truncation', 'time_budget', 'resume'),
-    *('repair_journal', 'log'),
-)
+OF_MODELS = (*MODEL, 'revision', 'adapter', 'apply_chat_template', *RUNNING, 'resume', 'repair_journal', 'log')
 OF_MODELS_ALONE = (*OF_MODELS, 'logger', 'dry_run')
 EXCLUDES = {  # for each option, the options that have no effect with it
     'model': ('allow_missing',),
@@ -45,47 +42,20 @@ EXCLUDES = {  # for each option, the options that have no effect with it
 NEEDS = {'repair_journal': ('resume',), 'log': ('logger',)}
 
 
+@takes(*INPUTS, *OF_MODELS)
 def run(
     context: typer.Context,
-    out: options.Out = None,
-    tasks: options.Tasks = None,
-    score: options.Score = None,
-    model: options.Model = None,
-    outputs: options.Outputs = None,
-    recorded: options.Recorded = None,
-    gauntlet: options.Gauntlet = None,
-    data_root: options.DataRoot = 'eval_data',
-    only: options.Only = None,
-    shots: options.Shots = None,
-    limit: options.Limit = None,
-    missing: options.Missing = 'error',
-    tokenizer: options.OfModel = None,
-    model_config: options.OfModel = None,
-    revision: options.Revision = None,
-    adapter: options.Adapter = None,
-    dtype: options.DType = 'float32',
-    trust_remote_code: options.Trust = False,
-    apply_chat_template: options.ChatTemplate = False,
-    max_seq_len: options.Length = None,
-    tokens_per_batch: options.Tokens = 'auto',
-    device: options.Device = None,
-    precision: options.Precision = None,
-    fsdp: options.Sharded = False,
-    semantics: options.Semantics = 'corrected',
-    truncation: options.Truncation = None,
-    fewshot: options.Fewshot = 'reference',
-    sandbox: options.Confinement = 'auto',
-    time_budget: options.Budget = None,
-    precision_target: options.Target = None,
-    logger: options.Loggers = None,
-    log: options.Log = 'accuracy,errors,composites,score',
-    log_prompts: options.LogPrompts = False,
-    allow_missing: options.Partial = False,
-    overwrite: options.Overwrite = False,
-    resume: options.Resume = False,
-    repair_journal: options.Repair = False,
-    dry_run: options.DryRun = False,
-    form: options.Format = Form.TABLE,
+    *,
+    out: Path | None,
+    model: str | None,
+    outputs: Path | None,
+    recorded: Path | None,
+    logger: list[str] | None,
+    allow_missing: bool,
+    overwrite: bool,
+    dry_run: bool,
+    form: Form,
+    **given: Any,
 ) -> None:
     """Evaluate a model, score generations from another engine, or recompute the metrics of an earlier run.
 
@@ -111,25 +81,25 @@ def run(
     if out is None and not dry_run:
         problems.append('--out: is missing; give the folder for results.json and samples/')
     check_options(context, needs=NEEDS, excludes=EXCLUDES, problems=problems)
-    shared = inputs_of(context)
+    shared = inputs_of(given)
     if recorded is not None and out is not None:
-        recompute(recorded, out, gauntlet, allow_missing=allow_missing, overwrite=overwrite)
+        recompute(recorded, out, given['gauntlet'], allow_missing=allow_missing, overwrite=overwrite)
     elif outputs is not None and out is not None:
         score_outputs(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
     elif model is not None:
-        settings = {'out': out, 'overwrite': overwrite, **settings_of(context, OF_MODELS), **shared}
+        settings = {'out': out, 'overwrite': overwrite, **settings_of(given, OF_MODELS), **shared}
         settings['loggers'] = dict.fromkeys(logger or ())
         evaluate_or_estimate(model, settings, form, dry_run=dry_run)
     if out is not None and not dry_run:
         print_scores(find_evaluations([out]), form)
 
 
-def inputs_of(context: typer.Context) -> dict[str, Any]:
+def inputs_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that select the items to run; default to the Gauntlet v0.1 without --tasks and --score."""
-    settings = settings_of(context, [name for name in INPUTS if name in context.params])
+    settings = settings_of(given, INPUTS)
     if settings['tasks'] is None and settings['score'] is None:
         settings['tasks'] = GAUNTLET_TASKS
-        settings['gauntlet'] = settings.get('gauntlet') or GAUNTLET
+        settings['gauntlet'] = settings['gauntlet'] or GAUNTLET
     return settings
 
 
@@ -182,28 +152,20 @@ def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing
     write_again(out, summarize_again(run, spec, allow_missing=allow_missing), run.record)
 
 
+@takes(*SELECTION)
 def export(
     context: typer.Context,
     out: Annotated[Path, typer.Option('--out', help='File for the requests, a JSON line each.')],
-    tasks: options.Tasks = None,
-    score: options.Score = None,
-    gauntlet: options.Gauntlet = None,
-    data_root: options.DataRoot = 'eval_data',
-    only: options.Only = None,
-    shots: options.Shots = None,
-    limit: options.Limit = None,
-    missing: options.Missing = 'error',
     tokenizer: Annotated[
         str | None,
         typer.Option(
             help='Folder or name: counts max_new_tokens, which is an estimate without it; has a chat template.'
         ),
     ] = None,
-    semantics: options.Semantics = 'corrected',
-    fewshot: options.Fewshot = 'reference',
-    apply_chat_template: options.ChatTemplate = False,
-    precision_target: options.Target = None,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
+    *,
+    apply_chat_template: bool,
+    **given: Any,
 ) -> None:
     """Write the requests of all tasks for a server or an API; `gauntlet run --outputs` scores its generations.
 
@@ -217,7 +179,7 @@ def export(
     if out.is_dir() or (out.exists() and not overwrite):
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
     check_options(context, needs={'gauntlet': ('precision_target', 'only')})
-    settings = {**inputs_of(context), 'apply_chat_template': apply_chat_template}
+    settings = {**inputs_of(given), 'apply_chat_template': apply_chat_template}
     data = load_data(decode_settings(settings, 'export'))
     print_warnings(data.warnings)
     encoder = None

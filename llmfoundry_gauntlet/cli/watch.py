@@ -8,18 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli import options
-from llmfoundry_gauntlet.cli.options import CHECK_FAILED, check_options, settings_of, start_logging
+from llmfoundry_gauntlet.cli.options import (
+    CHECK_FAILED,
+    INPUTS,
+    MODEL,
+    RUNNING,
+    check_options,
+    settings_of,
+    start_logging,
+    takes,
+)
 from llmfoundry_gauntlet.errors import ConfigError
 
-EVALUATION = (  # options that --train-yaml sets
-    *('tasks', 'score', 'gauntlet', 'data_root', 'only', 'shots', 'missing', 'limit', 'max_seq_len'),
-    *('tokens_per_batch', 'semantics', 'truncation', 'fewshot', 'sandbox', 'time_budget', 'precision_target'),
-    'log_prompts',
-)
-OF_MODEL = ('tokenizer', 'model_config', 'dtype', 'trust_remote_code', 'device', 'fsdp')
+EVALUATION = (*INPUTS, *RUNNING)  # options that --train-yaml sets
 
 
+@takes(*EVALUATION, *MODEL)
 def watch(
     context: typer.Context,
     folder: Annotated[
@@ -31,30 +35,6 @@ def watch(
     train_yaml: Annotated[
         Path | None, typer.Option(help='Take eval_gauntlet, loggers, run_name and precision from this training YAML.')
     ] = None,
-    tasks: options.Tasks = None,
-    score: options.Score = None,
-    gauntlet: options.Gauntlet = None,
-    data_root: options.DataRoot = 'eval_data',
-    only: options.Only = None,
-    shots: options.Shots = None,
-    missing: options.Missing = 'error',
-    tokenizer: options.OfModel = None,
-    model_config: options.OfModel = None,
-    dtype: options.DType = 'float32',
-    trust_remote_code: options.Trust = False,
-    max_seq_len: options.Length = None,
-    tokens_per_batch: options.Tokens = 'auto',
-    device: options.Device = None,
-    precision: options.Precision = None,
-    fsdp: options.Sharded = False,
-    semantics: options.Semantics = 'corrected',
-    truncation: options.Truncation = None,
-    fewshot: options.Fewshot = 'reference',
-    sandbox: options.Confinement = 'auto',
-    limit: options.Limit = None,
-    time_budget: options.Budget = None,
-    precision_target: options.Target = None,
-    log_prompts: options.LogPrompts = False,
     poll: Annotated[str, typer.Option(help='Interval between listings of FOLDER, such as 30s.')] = '30s',
     settle: Annotated[str, typer.Option(help='Evaluate a checkpoint once it has not changed for this long.')] = '5s',
     once: Annotated[bool, typer.Option('--once', help='Evaluate the existing checkpoints, then exit.')] = False,
@@ -63,6 +43,7 @@ def watch(
     stop_after: Annotated[
         str, typer.Option(help='Exit after this long without a new checkpoint; 0s is --once.')
     ] = 'never',
+    **given: Any,
 ) -> None:
     """Evaluate each new checkpoint of a folder once and log at its training step. Exit status 1 if any failed.
 
@@ -73,19 +54,19 @@ def watch(
     composer -n 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
     """
     problems = []
-    if tasks is None and score is None and train_yaml is None:
+    if given['tasks'] is None and given['score'] is None and train_yaml is None:
         problems.append('nothing to evaluate: give --tasks, --score or both, or --train-yaml')
     if out is None and train_yaml is None:
         problems.append('--out: is missing; give the folder for records')
     check_options(context, excludes={'train_yaml': EVALUATION, 'once': ('stop_after',)}, problems=problems)
-    training: dict[str, Any] = {'settings': settings_of(context, EVALUATION)}
+    training: dict[str, Any] = {'settings': settings_of(given, EVALUATION)}
     if train_yaml is not None:
         training = training_settings(train_yaml)
     training['out'] = out or training.get('out')
     if training['out'] is None:
         raise ConfigError('no folder for records; give one with --out')
-    model = settings_of(context, OF_MODEL)
-    model['precision'] = precision or training.pop('precision', None)
+    model = settings_of(given, MODEL)
+    model['precision'] = model['precision'] or training.pop('precision', None)
     timing: dict[str, Any] = {
         'poll_seconds': seconds_of('--poll', poll),
         'settle_seconds': seconds_of('--settle', settle),
