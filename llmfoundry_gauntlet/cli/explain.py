@@ -183,12 +183,12 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
 
     encoder = preparation.encoder
     (fitted,) = preparation.fitted([asked])
-    item = preparation.item(asked[0], preparation.encoded_item(asked[0], fitted))
+    item = preparation.item(asked[0], preparation.encoded_item(asked[0], fitted, len(asked[1])))
     request: Any = item.request
     contexts, continuations = (
         ((request.context,), (NO_IDS,)) if preparation.task.generates else (request.contexts, request.continuations)
     )
-    own = aligned(fitted.encoded.contexts, len(continuations))  # the example's part of contexts, before truncation
+    own = aligned(fitted.contexts, len(continuations))  # the example's part of contexts, before truncation
     rows = tuple(map(partial(row_of, encoder.tokenizer), contexts, own, continuations))
     warnings = []
     if lost := len(asked[1]) - fitted.prompt.num_shots:
@@ -201,7 +201,7 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
         warnings.append(f'cannot be scored: {request.unscorable}')
     warnings += special_warnings(encoder.tokenizer, rows)
     for number, text in enumerate(fitted.prompt.continuations):
-        found = boundary_warnings(encoder, own[number].tolist(), fitted.encoded.continuations[number].tolist(), text)
+        found = boundary_warnings(encoder, own[number].tolist(), fitted.continuations[number].tolist(), text)
         warnings += [f'choice {number}: {warning}' for warning in found]
     return TokenizedItem(item=item, prompt=fitted.prompt, rows=rows, warnings=tuple(warnings))
 

@@ -64,8 +64,9 @@ IRRELEVANT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPrompt:
-    """A prompt's parts in token ids. `contexts` exclude the preamble: one for all continuations, or one each."""
+    """A prompt and its parts in token ids. `contexts` exclude the preamble: one for all continuations, or one each."""
 
+    prompt: Prompt
     preamble: Ids
     contexts: Parts
     continuations: Parts
@@ -203,18 +204,6 @@ class Encoder:
         except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ModelError(f"the tokenizer's chat template cannot be applied: {error}") from error
 
-    def own_parts(self, prompts: Sequence[Prompt], known: dict[str, Ids]) -> list[tuple[Parts, Parts]]:
-        """Return contexts and continuations of each prompt. `known` caches ids by text across calls."""
-        texts = [
-            (self.contexts(prompt), tuple(map(self._continuing(prompt), prompt.continuations))) for prompt in prompts
-        ]
-        needed = (text for parts in texts for part in parts for text in part)
-        known.update(self.encode((text for text in needed if text not in known), special=False))
-        return [
-            (tuple(known[text] for text in contexts), tuple(known[text] for text in continuations))
-            for contexts, continuations in texts
-        ]
-
     def _continuing(self, prompt: Prompt) -> Callable[[str], str]:
         """Return a function from a continuation to its text after a prompt; an answer begins without a space."""
         if prompt.lead:
@@ -222,16 +211,22 @@ class Encoder:
         return str.lstrip if self.in_chat(prompt) else self.continuation_text
 
     def prompts(self, prompts: Sequence[Prompt], known: dict[str, Ids] | None = None) -> list[EncodedPrompt]:
-        """Return all prompts in token ids, in order. `known` is as for `own_parts`."""
+        """Return all prompts in token ids, in order. `known` caches ids of contexts and continuations across calls."""
+        known = {} if known is None else known
         preambles = self.preambles(prompt.preamble for prompt in prompts)
-        own = self.own_parts(prompts, {} if known is None else known)
+        texts = [
+            (self.contexts(prompt), tuple(map(self._continuing(prompt), prompt.continuations))) for prompt in prompts
+        ]
+        needed = (text for parts in texts for part in parts for text in part)
+        known.update(self.encode((text for text in needed if text not in known), special=False))
         return [
             EncodedPrompt(
+                prompt=prompt,
                 preamble=NO_IDS if self.in_chat(prompt) else preambles[prompt.preamble],
-                contexts=contexts,
-                continuations=continuations,
+                contexts=tuple(known[text] for text in contexts),
+                continuations=tuple(known[text] for text in continuations),
             )
-            for prompt, (contexts, continuations) in zip(prompts, own, strict=True)
+            for prompt, (contexts, continuations) in zip(prompts, texts, strict=True)
         ]
 
 

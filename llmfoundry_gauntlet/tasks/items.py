@@ -13,14 +13,8 @@ from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.scoring.text import cut_at_stops
 from llmfoundry_gauntlet.tasks.base import Task, by_category
-from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.truncate import (
-    EncodedItem,
-    FittedPrompt,
-    Shortenable,
-    ShotFitter,
-    truncated_item,
-)
+from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder
+from llmfoundry_gauntlet.tasks.truncate import EncodedItem, Shortenable, fit_shots, truncated_item
 from llmfoundry_gauntlet.types import (
     Example,
     GenerateRequest,
@@ -110,47 +104,42 @@ class Preparation:
     def encoded(self, asked: Sequence[Example] | None = None) -> list[tuple[Example, EncodedItem]]:
         """Return these examples (default: all) with their token ids, in row order."""
         pairs = self.task.examples_with_shots(self.examples, asked or self.examples)
-        fitter = ShotFitter(self.encoder)
         found: list[tuple[Example, EncodedItem]] = []
+        num_tokens: dict[str, int] = {}
         while chunk := list(islice(pairs, CHUNK)):
             found += [
-                (example, self.encoded_item(example, fitted))
-                for (example, _), fitted in zip(chunk, self.fitted(chunk, fitter), strict=True)
+                (example, self.encoded_item(example, fitted, len(shots)))
+                for (example, shots), fitted in zip(chunk, self.fitted(chunk, num_tokens), strict=True)
             ]
         places = {self.task.item_key(example): place for place, example in enumerate(self.examples)}
         return sorted(found, key=lambda pair: places[self.task.item_key(pair[0])])
 
-    def fitted(self, pairs: Sequence[ExampleWithShots], fitter: ShotFitter | None = None) -> list[FittedPrompt]:
-        """Return the prompts in token ids with the shots that fit, or with all shots under llm-foundry's truncation."""
-        if self.task.truncation != 'reference':
-            fitter = fitter or ShotFitter(self.encoder)
-            return fitter.fit([self.shortenable(example, shots) for example, shots in pairs])
-        prompts = [self.task.prompt(example, shots) for example, shots in pairs]
-        return self.whole(prompts)
+    def fitted(
+        self, pairs: Sequence[ExampleWithShots], num_tokens: dict[str, int] | None = None
+    ) -> list[EncodedPrompt]:
+        """Return the prompts in token ids with the shots that fit, or with all shots under llm-foundry's truncation.
 
-    def whole(self, prompts: Sequence[Prompt]) -> list[FittedPrompt]:
-        """Return prompts in token ids without dropping shots."""
-        encoded = self.encoder.prompts(prompts)
-        return [
-            FittedPrompt(prompt=prompt, encoded=parts, too_long=False)
-            for prompt, parts in zip(prompts, encoded, strict=True)
-        ]
+        `num_tokens` caches the number of tokens of each shot across calls.
+        """
+        if self.task.truncation == 'reference':
+            return self.encoder.prompts([self.task.prompt(example, shots) for example, shots in pairs])
+        return fit_shots(self.encoder, [self.shortenable(example, shots) for example, shots in pairs], num_tokens)
 
     def shortenable(self, example: Example, shots: Sequence[Example]) -> Shortenable:
         """Return the prompt of an example after the last n of these shots, for any n."""
         task = self.task
         return Shortenable(
-            instruction=task.prompt_string,
             shots=tuple(task.shot(shot.content, False) for shot in shots),
             build=lambda num_shots: task.prompt(example, shots[len(shots) - num_shots :]),
             max_tokens=self.token_limits[example.category].max_prompt_tokens,
         )
 
-    def encoded_item(self, example: Example, fitted: FittedPrompt) -> EncodedItem:
-        """Return a prompt truncated to the limits, even if it is too long without shots."""
+    def encoded_item(self, example: Example, encoded: EncodedPrompt, num_shots: int = 0) -> EncodedItem:
+        """Return a prompt, which had `num_shots`, truncated to the limits, even if it is too long without shots."""
         limit = self.token_limits[example.category]
         return truncated_item(
-            fitted,
+            encoded,
+            num_shots=num_shots,
             max_tokens=limit.max_prompt_tokens,
             max_new_tokens=limit.max_new_tokens,
             reference=self.task.truncation == 'reference',
@@ -192,8 +181,8 @@ class Preparation:
         """Return the items that score choices without their questions; none unless the task has a `pmi_context`."""
         asked = [(example, prompt) for example in examples if (prompt := self.task.prompt_alone(example))]
         return [
-            self.item(example, self.encoded_item(example, fitted), ALONE)
-            for (example, _), fitted in zip(asked, self.whole([prompt for _, prompt in asked]), strict=True)
+            self.item(example, self.encoded_item(example, encoded), ALONE)
+            for (example, _), encoded in zip(asked, self.encoder.prompts([prompt for _, prompt in asked]), strict=True)
         ]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -11,9 +12,8 @@ import numpy as np
 from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder, Parts
 from llmfoundry_gauntlet.types import Ids, Prompt
 
-NO_CONTEXT = 'no context token is left to predict the continuation from'
-MANY_CHARACTERS = 3  # per token; longer prompts probably do not fit, so they are not tokenized with all shots
 CERTAIN = 64  # tokens; a prompt whose estimated length exceeds the limit by more is not tokenized
+NO_CONTEXT = 'no context token is left to predict the continuation from'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +33,17 @@ class EncodedItem:
     max_new_tokens: int = 0
 
 
-def truncated_item(fitted: FittedPrompt, *, max_tokens: int, max_new_tokens: int = 0, reference: bool) -> EncodedItem:
+def truncated_item(
+    encoded: EncodedPrompt, *, num_shots: int = 0, max_tokens: int, max_new_tokens: int = 0, reference: bool
+) -> EncodedItem:
     """Return a prompt whose contexts and continuations have at most `max_tokens`, truncated from the left.
 
-    With `reference` each choice is truncated separately, special tokens and instruction included. Otherwise all choices
-    are truncated alike, and the preamble only once the item's own context is used up. After a prompt without
-    continuations the model generates `max_new_tokens`.
+    `num_shots` is its number of shots before any were dropped. With `reference` each choice is truncated separately,
+    special tokens and instruction included. Otherwise all choices are truncated alike, and the preamble only once the
+    item's own context is used up. After a prompt without continuations the model generates `max_new_tokens`.
     """
-    prompt, encoded = fitted.prompt, fitted.encoded
-    preamble, lengths = encoded.preamble, [len(ids) for ids in encoded.continuations] or [0]
+    prompt, preamble = encoded.prompt, encoded.preamble
+    lengths = [len(ids) for ids in encoded.continuations] or [0]
     wholes = aligned(encoded.contexts, len(lengths))
     if reference:
         kept: Sequence[Ids] = [
@@ -58,7 +60,7 @@ def truncated_item(fitted: FittedPrompt, *, max_tokens: int, max_new_tokens: int
         continuations=encoded.continuations,
         prompt_sha256=prompt.sha256,
         num_shots=shots_left(prompt, preamble, num_dropped),
-        truncated=fitted.too_long or num_dropped > 0,
+        truncated=prompt.num_shots < num_shots or num_dropped > 0,
         unscorable=unscorable(encoded.continuations, kept, max_tokens),
         max_new_tokens=max_new_tokens,
     )
@@ -110,99 +112,38 @@ class Shortenable:
     `max_tokens` is the limit, continuation included.
     """
 
-    instruction: str
     shots: tuple[str, ...]
     build: Callable[[int], Prompt]
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedPrompt:
-    """A prompt with as many shots as fit; `too_long` if it does not fit with all shots."""
+def fit_shots(
+    encoder: Encoder, sources: Sequence[Shortenable], num_tokens: dict[str, int] | None = None
+) -> list[EncodedPrompt]:
+    """Return all prompts in token ids, in order, each with as many of its last shots as fit, or without shots.
 
-    prompt: Prompt
-    encoded: EncodedPrompt
-    too_long: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Search:
-    """A binary search for the number of shots that fit: `low` shots do (0 is not checked), `high` do not."""
-
-    source: Shortenable
-    low: int
-    high: int
-    best: tuple[Prompt, EncodedPrompt] | None = None  # with `low` shots, once tokenized
-    lengths: list[int] | None = None  # estimated tokens by number of shots
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether a number of shots between `low` and `high` remains to be tried."""
-        return self.low + 1 < self.high
-
-
-class ShotFitter:
-    """Drop the first shots of a task's prompts until prompt and continuation fit."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self.encoder = encoder
-        self._num_tokens: dict[str, int] = {}  # of each shot alone
-
-    def fit(self, sources: Sequence[Shortenable]) -> list[FittedPrompt]:
-        """Return all prompts in token ids, in order; each round of the searches calls the tokenizer once."""
-        known: dict[str, Ids] = {}
-        searches = [Search(source=source, low=0, high=len(source.shots) + 1) for source in sources]
-        waiting = searches
-        while steps := self._next_steps(waiting, known):
-            tried = [search.source.build(num_shots) for search, num_shots in steps]
-            for (search, num_shots), prompt, encoded in zip(
-                steps, tried, self.encoder.prompts(tried, known), strict=True
-            ):
-                if encoded.length <= search.source.max_tokens:
-                    search.low, search.best = num_shots, (prompt, encoded)
-                else:
-                    search.high = num_shots
-            waiting = [search for search, _ in steps]
-        without = [search for search in searches if search.best is None]
-        bare = [search.source.build(0) for search in without]
-        for search, prompt, encoded in zip(without, bare, self.encoder.prompts(bare, known), strict=True):
-            search.best = (prompt, encoded)
-        return [self._fitted(search, *search.best) for search in searches if search.best is not None]
-
-    def _fitted(self, search: Search, prompt: Prompt, encoded: EncodedPrompt) -> FittedPrompt:
-        too_long = search.low < len(search.source.shots) or encoded.length > search.source.max_tokens
-        return FittedPrompt(prompt=prompt, encoded=encoded, too_long=too_long)
-
-    def _next_steps(self, searches: Sequence[Search], known: dict[str, Ids]) -> list[tuple[Search, int]]:
-        """Return the searches that are not finished, each with the number of shots to try next."""
-        waiting = [search for search in searches if search.is_open]
-        self._estimate([search for search in waiting if search.lengths is None and not self._try_whole(search)], known)
-        steps = [(search, self._next_number(search)) for search in waiting]
-        return [(search, num_shots) for search, num_shots in steps if num_shots > search.low]
-
-    def _try_whole(self, search: Search) -> bool:
-        """Return whether to try all shots: at the first step, if the text is short."""
-        num_characters = sum(map(len, search.source.shots))
-        return search.high > len(search.source.shots) and num_characters <= MANY_CHARACTERS * search.source.max_tokens
-
-    def _next_number(self, search: Search) -> int:
-        """Return the largest number of shots expected to fit; `low` if no more can."""
-        lengths, most = search.lengths, search.source.max_tokens
-        if lengths is None:
-            return len(search.source.shots)
-        within = [n for n in range(search.low + 1, search.high) if lengths[n] <= most]
-        if within:
-            return within[-1]
-        return search.low + 1 if lengths[search.low + 1] <= most + CERTAIN else search.low
-
-    def _estimate(self, searches: Sequence[Search], known: dict[str, Ids]) -> None:
-        """Set the estimated lengths of the searches, the sums of the lengths of their parts."""
-        texts = {text for search in searches for text in (search.source.instruction, *search.source.shots)}
-        counted = self.encoder.encode(texts - self._num_tokens.keys(), special=False)
-        self._num_tokens.update((text, len(ids)) for text, ids in counted.items())
-        bare = [replace(search.source.build(1), preamble='') for search in searches]
-        own_parts = self.encoder.own_parts(bare, known)
-        for search, parts in zip(searches, own_parts, strict=True):
-            own = self._num_tokens[search.source.instruction] + sum(max(map(len, part), default=0) for part in parts)
-            shots = [self._num_tokens[text] for text in reversed(search.source.shots)]
-            search.lengths = [own + length for length in accumulate(shots, initial=0)]
+    The first number tried is estimated from the tokens of each shot alone, which `num_tokens` caches across calls. Each
+    round of all searches calls the tokenizer once.
+    """
+    num_tokens = {} if num_tokens is None else num_tokens
+    shots = {shot for source in sources for shot in source.shots} - num_tokens.keys()
+    num_tokens.update((text, len(ids)) for text, ids in encoder.encode(shots, special=False).items())
+    known: dict[str, Ids] = {}
+    found = encoder.prompts([source.build(0) for source in sources], known)
+    too_many, steps = {}, {}  # the number of shots that do not fit, and that to try next
+    for place, source in enumerate(sources):
+        backwards = (num_tokens[shot] for shot in reversed(source.shots))
+        estimates = list(accumulate(backwards, initial=found[place].length))
+        too_many[place] = bisect_right(estimates, source.max_tokens + CERTAIN)
+        if too_many[place] > 1:
+            steps[place] = max(1, bisect_right(estimates, source.max_tokens) - 1)
+    while steps:
+        tried = encoder.prompts([sources[place].build(num_shots) for place, num_shots in steps.items()], known)
+        for (place, num_shots), encoded in zip(list(steps.items()), tried, strict=True):
+            if encoded.length <= sources[place].max_tokens:
+                found[place], steps[place] = encoded, num_shots + 1
+            else:
+                too_many[place], steps[place] = num_shots, num_shots - 1
+            if not found[place].prompt.num_shots < steps[place] < too_many[place]:
+                del steps[place]
+    return found

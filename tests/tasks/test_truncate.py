@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from paths import FIXTURES
 
 from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder, as_ids
-from llmfoundry_gauntlet.tasks.truncate import EncodedItem, FittedPrompt, Shortenable, ShotFitter, truncated_item
+from llmfoundry_gauntlet.tasks.truncate import EncodedItem, Shortenable, fit_shots, truncated_item
 from llmfoundry_gauntlet.types import Prompt
 
 BOS = 1
 INSTRUCTION = 'in'
+EMPTY = Prompt(contexts=('',))
 
 
 def text_of(ids: np.ndarray) -> str:
@@ -21,6 +22,7 @@ def text_of(ids: np.ndarray) -> str:
 
 def encoded(preamble: str, context: str, *continuations: str) -> EncodedPrompt:
     return EncodedPrompt(
+        prompt=EMPTY,
         preamble=as_ids([BOS, *map(ord, preamble)]),
         contexts=(as_ids([*map(ord, context)]),),
         continuations=tuple(as_ids([*map(ord, continuation)]) for continuation in continuations),
@@ -28,8 +30,7 @@ def encoded(preamble: str, context: str, *continuations: str) -> EncodedPrompt:
 
 
 def truncated(parts: EncodedPrompt, max_tokens: int, *, reference: bool = False) -> EncodedItem:
-    fitted = FittedPrompt(prompt=Prompt(contexts=('',)), encoded=parts, too_long=False)
-    return truncated_item(fitted, max_tokens=max_tokens, reference=reference)
+    return truncated_item(parts, max_tokens=max_tokens, reference=reference)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,11 @@ def test_truncation_keeps_the_end_of_the_question(parts, max_tokens: int, contex
         (encoded('', 'question', 'abcd'), 4, 'no context token'),  # fix 3
         (encoded('', 'q', 'abcde'), 4, 'max_seq_len 4'),
         (encoded('', 'q', ''), 9, 'no tokens for a continuation'),
-        (EncodedPrompt(preamble=as_ids([]), contexts=(as_ids([]),), continuations=()), 9, 'no context token'),
+        (
+            EncodedPrompt(prompt=EMPTY, preamble=as_ids([]), contexts=(as_ids([]),), continuations=()),
+            9,
+            'no context token',
+        ),
     ],
 )
 def test_without_context_or_continuation_an_item_is_unscorable(parts: EncodedPrompt, max_tokens: int, reason: str):
@@ -79,11 +84,11 @@ def source(shots: list[str], max_tokens: int, instruction: str = '') -> Shortena
             num_shots=num_shots,
         )
 
-    return Shortenable(instruction=instruction, shots=tuple(shots), build=build, max_tokens=max_tokens)
+    return Shortenable(shots=tuple(shots), build=build, max_tokens=max_tokens)
 
 
-def fit(tokenizer, *sources: Shortenable) -> list[FittedPrompt]:
-    return ShotFitter(Encoder(tokenizer)).fit(sources)
+def fit(tokenizer, *sources: Shortenable) -> list[EncodedPrompt]:
+    return fit_shots(Encoder(tokenizer), sources)
 
 
 @given(
@@ -100,9 +105,10 @@ def test_every_prompt_of_a_batch_keeps_as_many_of_its_last_shots_as_fit(prompts:
         totals = [3 + len(INSTRUCTION) + sum(shots[len(shots) - kept :]) for kept in range(len(shots) + 1)]
         fitting = [kept for kept, total in enumerate(totals) if total <= most]
         assert totals[fitted.prompt.num_shots] == totals[max(fitting, default=0)]
-        assert fitted.too_long == (totals[-1] > most)
+        item = truncated_item(fitted, num_shots=len(shots), max_tokens=most, reference=False)
+        assert item.truncated == (totals[-1] > most)
         preamble = INSTRUCTION + ''.join(letters[len(shots) - fitted.prompt.num_shots :])
-        assert fitted.encoded.preamble.tolist() == [BOS, *map(ord, preamble)]
+        assert fitted.preamble.tolist() == [BOS, *map(ord, preamble)]
 
 
 @pytest.mark.parametrize('model', ['rotary_bos', 'alibi_pad_eos'])
@@ -116,15 +122,15 @@ def test_real_prompts_keep_as_many_shots_as_an_exhaustive_search(real_data, mode
         parts = Encoder(tokenizer).prompts([wanted.build(num_shots) for num_shots in range(11)])
         fitting = [num_shots for num_shots, part in enumerate(parts) if part.length <= max_seq_len]
         assert fitted.prompt.num_shots == max(fitting, default=0)
-        assert fitted.encoded.preamble.tolist() == parts[fitted.prompt.num_shots].preamble.tolist()
+        assert fitted.preamble.tolist() == parts[fitted.prompt.num_shots].preamble.tolist()
 
 
 def test_prompts_that_are_much_too_long_are_tokenized_once(character_tokenizer, monkeypatch):
     encoder, tokenized = Encoder(character_tokenizer), []
     original = encoder.preambles
     monkeypatch.setattr(encoder, 'preambles', lambda texts: original(tokenized.append(text) or text for text in texts))
-    ShotFitter(encoder).fit([source([letter * 500 for letter in 'abcdefghij'], 1600)])
-    assert [len(text) for text in tokenized] == [1500]
+    fit_shots(encoder, [source([letter * 500 for letter in 'abcdefghij'], 1600)])
+    assert [len(text) for text in tokenized] == [0, 1500]
 
 
 class Joining:
@@ -138,6 +144,6 @@ class Joining:
 
 
 def test_a_length_overestimate_drops_no_shots():
-    """Six shots of one letter are six tokens one by one and one together, so all fit with the question."""
-    (fitted,) = fit(Joining(), source(['x' * 20] * 6, 4))
-    assert fitted.prompt.num_shots == 6 and not fitted.too_long
+    """Five shots of one letter are five tokens one by one and one together, so all fit with the question."""
+    (fitted,) = fit(Joining(), source(['x' * 20] * 5, 4))
+    assert fitted.prompt.num_shots == 5
