@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-import time
+import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from llmfoundry_gauntlet.config.yaml import suggestion
 from llmfoundry_gauntlet.data.readers import RowError, opened
 from llmfoundry_gauntlet.data.score_rows import PARSERS
 from llmfoundry_gauntlet.data.stores import explained, is_remote, open_filesystem, write_atomically
-from llmfoundry_gauntlet.errors import ConfigError, DataError, RecordError, StoreError
+from llmfoundry_gauntlet.errors import ConfigError, DataError, RecordError
 
 PATH = PACKAGE / 'eval_data' / 'manifest.tsv'
 SAMPLE, UNOFFICIAL, OWN, PUBLISHED = 'sample', 'unofficial', 'own', 'published'  # where rows come from
@@ -35,7 +36,6 @@ COLUMNS = {  # of the published parquet files that are converted
 }
 NO_OPTION = 'N/A'  # pads the options to ten in early revisions of MMLU-Pro
 RIGHT, NO_HASH, OTHER, MISSING = 'right', 'no hash', 'other bytes', 'missing'
-MOST_WAIT_SECONDS = 10  # before a download is tried again
 FETCHED, IMPORTED, THERE, FAILED = 'fetched', 'imported', 'there already', 'failed'
 
 
@@ -182,27 +182,17 @@ def find(file: DataFile, places: Sequence[str]) -> tuple[Outcome, bytes]:
     for place in places:
         content = b''
         try:
-            content = read(place)
-            if file.converter is not None and PurePosixPath(place).name != PurePosixPath(file.path).name:
+            with opened(place) as copy:
+                content = copy.read()
+            if PurePosixPath(place).name != PurePosixPath(file.path).name:
                 content = convert(content, file, place)
             found = check(content, file, place)
-        except (DataError, StoreError) as error:
+        except DataError as error:
             found = Outcome(file=file, status=OTHER, place=place, detail=error.problems[0].removeprefix(f'{place}: '))
         if found.status != OTHER:
             return found, content
         first = first or found
     return first or Outcome(file=file, status=MISSING), b''
-
-
-def read(place: str) -> bytes:
-    """Return the content of a path or URL, of the latter in one request. Raise DataError or StoreError."""
-    if not is_remote(place):
-        with opened(place) as file:
-            return file.read()
-    file_system, path = open_filesystem(place)
-    with explained(place):
-        content: bytes = file_system.cat_file(path)
-    return content
 
 
 def look(file: DataFile, data_root: Path) -> Outcome:
@@ -244,16 +234,7 @@ def list_copies(files: Sequence[DataFile], url: str) -> Mapping[str, Sequence[st
 
 def fetch_file(file: DataFile, data_root: Path, *, overwrite: bool = False, num_retries: int = 3) -> Outcome:
     """Download a file into a data root unless it is there. Return FETCHED, THERE or FAILED. Raise RecordError."""
-
-    def download() -> tuple[Outcome, bytes]:
-        for wait in range(num_retries + 1):
-            time.sleep(min(wait, MOST_WAIT_SECONDS))
-            outcome, content = find(file, [file.url])
-            if outcome.status != OTHER:
-                break
-        return outcome, content
-
-    return put(file, data_root, FETCHED, download, overwrite=overwrite)
+    return put(file, data_root, FETCHED, partial(download, file, num_retries), overwrite=overwrite)
 
 
 def import_file(file: DataFile, places: Sequence[str], data_root: Path, *, overwrite: bool = False) -> Outcome:
@@ -284,6 +265,26 @@ def put(
     except OSError as error:
         raise RecordError(f'{path}: cannot be written: {error.strerror or error}') from error
     return replace(outcome, status=status)
+
+
+def download(file: DataFile, num_retries: int) -> tuple[Outcome, bytes]:
+    """Download a published file and convert it if necessary; return OTHER if no attempt yields the expected bytes."""
+    import pooch
+    import requests
+
+    pooch.get_logger().setLevel('WARNING')
+    name = PurePosixPath(file.source).name
+    with tempfile.TemporaryDirectory(prefix='gauntlet-data-') as folder:
+        downloads = pooch.Pooch(
+            folder, '', registry={name: file.sha256}, urls={name: file.url}, retry_if_failed=num_retries
+        )
+        downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty())
+        try:
+            content = Path(downloads.fetch(name, downloader=downloader)).read_bytes()
+            content = convert(content, file, file.url) if file.converter else content
+        except (DataError, requests.RequestException, ValueError) as error:
+            return Outcome(file=file, status=OTHER, place=file.url, detail=' '.join(str(error).split())), b''
+    return check(content, file, file.url), content
 
 
 def convert(published: bytes, file: DataFile, source: str) -> bytes:

@@ -55,8 +55,6 @@ def open_filesystem(uri: str) -> tuple[Any, str]:
     options: dict[str, Any] = {}  # settings that fsspec does not read from Composer's environment variables
     if scheme == 's3':
         options = {'endpoint_url': s3_endpoint(), 'config_kwargs': {'connect_timeout': CONNECT_SECONDS}}
-    elif scheme in ('http', 'https'):
-        options = {'client_kwargs': {'trust_env': True}}  # HTTP_PROXY and others
     elif scheme == 'az':
         variables = {'account_name': 'AZURE_ACCOUNT_NAME', 'account_key': 'AZURE_ACCOUNT_ACCESS_KEY'}
         options = {option: os.environ[name] for option, name in variables.items() if os.environ.get(name)}

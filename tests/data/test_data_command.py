@@ -210,5 +210,5 @@ def test_all_real_files_verify_except_two_reconstructions(gauntlet: Gauntlet, tm
 
 @pytest.mark.parametrize('words', [('data', 'ls'), ('data', 'fetch', '--help')])
 def test_quick_commands_import_no_slow_library(words: tuple[str, ...]):
-    slow = ('torch', 'composer', 'transformers', 'datasets', 'requests', 'pyarrow', 'pandas', 'fsspec')
+    slow = ('torch', 'composer', 'transformers', 'datasets', 'requests', 'pyarrow', 'pandas', 'fsspec', 'pooch')
     assert loaded_by(*words, names=slow) == []

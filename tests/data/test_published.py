@@ -17,7 +17,6 @@ import pytest
 from paths import SHARED_DATA
 from pyarrow import Table, parquet
 
-from llmfoundry_gauntlet.data import published
 from llmfoundry_gauntlet.data.published import (
     PATH,
     DataFile,
@@ -87,7 +86,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Start a server in place of the Hugging Face hub. Nothing waits between tries."""
+    """Start a server in place of the Hugging Face hub. Pooch does not wait between tries."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -103,7 +102,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
     for name in ('http_proxy', 'HTTP_PROXY', 'all_proxy', 'ALL_PROXY'):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(published.time, 'sleep', lambda seconds: None)
+    monkeypatch.setattr('pooch.core.time.sleep', lambda seconds: None)
     with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as running:
         state = Server(f'http://127.0.0.1:{running.server_port}', deque())
         monkeypatch.setenv('HF_ENDPOINT', f'{state.url}/')
@@ -129,32 +128,32 @@ def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, file: DataFil
 
 
 @pytest.mark.parametrize(
-    ('file', 'answer', 'words'),
+    ('file', 'answer', 'words', 'num_requests'),
     [
-        pytest.param(BOOLQ, OTHERS, (BOOLQ.sha256, hashlib.sha256(OTHERS).hexdigest()), id='sha256'),
-        pytest.param(OF_GIT, OTHERS, (OF_GIT.git_blob, BLOB_OF_OTHERS), id='git blob id'),
-        pytest.param(WITHOUT_HASH, ROWS + b'{}\n', ('101 rows; expected 100',), id='rows'),
-        pytest.param(BOOLQ, Answer(ROWS, num_bytes=5346), (), id='broken off after 99 of 100 rows'),
-        pytest.param(WITHOUT_HASH, Answer(ROWS, num_bytes=5346), (), id='broken off, no hash'),
-        pytest.param(BOOLQ, Answer(b'no', 403), ('403',), id='forbidden'),
-        pytest.param(BOOLQ, Answer(b'no', 404), ('no such file',), id='not found'),
-        pytest.param(ALGEBRA, parquet_of(PROBLEMS[:2]), ('2 rows; expected 3',), id='converted rows'),
-        pytest.param(ALGEBRA, b'PAR1 and no more', ('cannot be read as the published parquet',), id='not parquet'),
-        pytest.param(ALGEBRA, parquet_of([{'problem': 'x'}]), ('cannot be read as the published',), id='columns'),
-        pytest.param(ALGEBRA, parquet_of([*PROBLEMS, EMPTY]), ('row 4: problem is empty',), id='empty problem'),
-        pytest.param(PRO, parquet_of([QUESTION, WRONG]), ('row 2: answer_index is 3', '0..2'), id='gold'),
-        pytest.param(PRO, parquet_of([QUESTION, PADDED]), ('row 2: N/A is before',), id='padding between options'),
-        pytest.param(HASHED, parquet_of(PROBLEMS), (HASHED.sha256,), id='sha256 of what is converted'),
+        pytest.param(BOOLQ, OTHERS, (BOOLQ.sha256, hashlib.sha256(OTHERS).hexdigest()), 3, id='sha256'),
+        pytest.param(OF_GIT, OTHERS, (OF_GIT.git_blob, BLOB_OF_OTHERS), 1, id='git blob id'),
+        pytest.param(WITHOUT_HASH, ROWS + b'{}\n', ('101 rows; expected 100',), 1, id='rows'),
+        pytest.param(BOOLQ, Answer(ROWS, num_bytes=5346), (), 3, id='broken off after 99 of 100 rows'),
+        pytest.param(WITHOUT_HASH, Answer(ROWS, num_bytes=5346), (), 3, id='broken off, no hash'),
+        pytest.param(BOOLQ, Answer(b'no', 403), ('403',), 3, id='forbidden'),
+        pytest.param(BOOLQ, Answer(b'no', 404), ('404',), 3, id='not found'),
+        pytest.param(ALGEBRA, parquet_of(PROBLEMS[:2]), ('2 rows; expected 3',), 1, id='converted rows'),
+        pytest.param(ALGEBRA, b'PAR1 and no more', ('cannot be read as the published parquet',), 1, id='not parquet'),
+        pytest.param(ALGEBRA, parquet_of([{'problem': 'x'}]), ('cannot be read as the published',), 1, id='columns'),
+        pytest.param(ALGEBRA, parquet_of([*PROBLEMS, EMPTY]), ('row 4: problem is empty',), 1, id='empty problem'),
+        pytest.param(PRO, parquet_of([QUESTION, WRONG]), ('row 2: answer_index is 3', '0..2'), 1, id='gold'),
+        pytest.param(PRO, parquet_of([QUESTION, PADDED]), ('row 2: N/A is before',), 1, id='padding between options'),
+        pytest.param(HASHED, parquet_of(PROBLEMS), (HASHED.sha256,), 3, id='sha256 of what is converted'),
     ],
 )
 def test_a_failed_download_writes_nothing_and_says_why(
-    server: Server, tmp_path: Path, file: DataFile, answer: Answer | bytes, words: tuple[str, ...]
+    server: Server, tmp_path: Path, file: DataFile, answer: Answer | bytes, words: tuple[str, ...], num_requests: int
 ):
     server.give(answer)
     outcome = fetch_file(file, tmp_path, num_retries=2)
     assert (outcome.status, outcome.place) == ('failed', file.url)
     assert all(word in outcome.detail for word in words), outcome.detail
-    assert files_in(tmp_path) == {} and len(server.paths) == 3
+    assert files_in(tmp_path) == {} and len(server.paths) == num_requests
 
 
 @pytest.mark.parametrize('first', [Answer(ROWS, num_bytes=3000), Answer(b'', 503), Answer(b'', 429), OTHERS])
@@ -180,8 +179,8 @@ def test_real_files_are_reproduced_byte_for_byte_from_parquet(file: DataFile):
     rows = [json.loads(line) for line in content.decode().split('\n')[:-1]]
     if file.converter == 'mmlu_pro':
         rows = [{**row, 'options': row['options'] + ['N/A'] * (10 - len(row['options']))} for row in rows]
-    parquet = parquet_of([{'extra': 1, **row} for row in rows])
-    assert convert(parquet, replace(file, sha256=None), 'test.parquet') == content
+    published = parquet_of([{'extra': 1, **row} for row in rows])
+    assert convert(published, replace(file, sha256=None), 'test.parquet') == content
 
 
 def test_an_unwritable_data_root_is_an_error(server: Server):
