@@ -209,7 +209,7 @@ def pass_chances(k: int, results: Sequence[ItemResult]) -> list[float | None]:
     for place, result in enumerate(results):
         problems.setdefault((result.key.file, result.key.row, result.key.variant), []).append(place)
     if fewest := [places for places in problems.values() if len(places) < k]:
-        raise Absent(f'{len(fewest)} problems have less than {k} programs')
+        raise Absent(f'{len(fewest)} problems have fewer than {k} programs')
     chances: list[float | None] = [None] * len(results)
     for places in problems.values():
         n, c = len(places), sum(results[place].score == 1 for place in places)
