@@ -11,7 +11,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.resources import PERTURBATIONS, call_installed, shipped
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
-from llmfoundry_gauntlet.config.yaml import Problems, describe, suggestion
+from llmfoundry_gauntlet.config.yaml import Problems, decode, describe
 from llmfoundry_gauntlet.data.score_rows import LETTERS, LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.types import Example
@@ -73,53 +73,39 @@ def read_templates(spec: ScoreSpec, data_root: str | Path) -> Templates:
     content = read_json(path)
     if not isinstance(content, Mapping):
         raise ConfigError(f'{path}: is {describe(content)}; allowed: a mapping with {", ".join(KEYS.values())}')
-    found: dict[str, Any] = {}
-    others = set(spec.applied) - set(KEYS)
+    found: dict[str, list[Template]] = {}
     for perturbation, key in KEYS.items():
-        wanted = perturbation in spec.applied or (perturbation == NON_GREEDY and others)
         if key not in content:
-            if wanted:
+            is_of_plugins = perturbation == NON_GREEDY and not set(spec.applied) <= set(KEYS)
+            if perturbation in spec.applied or is_of_plugins:
                 problems.add('', f"the key '{key}' is missing; found: {', '.join(map(str, content))}")
             continue
+        entries = {key: content[key]}
         if perturbation == PROMPT:
-            found[perturbation] = several(content[key], key, spec.is_math, problems)
-        else:
-            found[perturbation] = template(content[key], key, spec.is_math, problems)
+            if not isinstance(content[key], list) or len(content[key]) != NUM_PROMPTS:
+                size = f'has {len(content[key])} prompts' if isinstance(content[key], list) else 'is no list'
+                problems.add(key, f'{size}; allowed: a list of {NUM_PROMPTS}')
+                continue
+            entries = {f'{key}[{index}]': entry for index, entry in enumerate(content[key])}
+        found[perturbation] = [template(entry, place, spec.is_math, problems) for place, entry in entries.items()]
     if problems.found:
         raise ConfigError(problems.found)
     return Templates(
-        option_order=found.get(OPTION_ORDER, NO_TEMPLATE),
-        non_greedy=found.get(NON_GREEDY, NO_TEMPLATE),
-        prompt=found.get(PROMPT, ()),
+        option_order=found.get(OPTION_ORDER, [NO_TEMPLATE])[0],
+        non_greedy=found.get(NON_GREEDY, [NO_TEMPLATE])[0],
+        prompt=tuple(found.get(PROMPT, ())),
     )
 
 
-def several(value: Any, key: str, is_math: bool, problems: Problems) -> tuple[Template, ...]:
-    """Return the ten prompts of the prompt perturbation."""
-    if not isinstance(value, list) or len(value) != NUM_PROMPTS:
-        found = f'has {len(value)} prompts' if isinstance(value, list) else f'is {describe(value)}'
-        problems.add(key, f'{found}; allowed: a list of {NUM_PROMPTS}')
-        return ()
-    templates = [template(entry, f'{key}[{index}]', is_math, problems) for index, entry in enumerate(value)]
-    return tuple(entry for entry in templates if entry is not None)
-
-
-def template(value: Any, path: str, is_math: bool, problems: Problems) -> Template | None:
-    """Return one prompt, None if it has an unknown or missing placeholder."""
-    if not isinstance(value, Mapping) or not isinstance(value.get('prompt'), str):
-        problems.add(path, f"is {describe(value)}; allowed: a mapping with the text 'prompt'")
-        return None
-    options_format = value.get('options_format', OPTIONS_FORMAT)
-    if not isinstance(options_format, str):
-        problems.add(f'{path}.options_format', f'is {describe(options_format)}; allowed: text')
-        return None
-    before = len(problems.found)
-    for key in value.keys() - {'prompt', 'options_format'}:
-        problems.add(path, f"unknown key '{key}'{suggestion(str(key), ('prompt', 'options_format'))}")
-    check_places(value['prompt'], f'{path}.prompt', NEEDED[is_math], ALLOWED[is_math], problems)
-    if not is_math:
-        check_places(options_format, f'{path}.options_format', {'letter', 'option'}, {'letter', 'option'}, problems)
-    return Template(value['prompt'], options_format) if len(problems.found) == before else None
+def template(value: Any, path: str, is_math: bool, problems: Problems) -> Any:
+    """Return one prompt; add its problems, such as an unknown or missing placeholder."""
+    decoded: Template | None = decode(Template, value, path, problems)
+    if decoded is not None:
+        check_places(decoded.prompt, f'{path}.prompt', NEEDED[is_math], ALLOWED[is_math], problems)
+    if decoded is not None and not is_math:
+        of_option = {'letter', 'option'}
+        check_places(decoded.options_format, f'{path}.options_format', of_option, of_option, problems)
+    return decoded
 
 
 def check_places(text: str, path: str, needed: set[str], allowed: set[str], problems: Problems) -> None:

@@ -92,7 +92,9 @@ def test_a_prompt_is_filled_in_with_an_options_line_for_each():
         ({'prompt': '{question}{options}', 'options_format': 7}, '.options_format: 7'),
         ({**ASK, 'options_format': '\n{option}'}, '.options_format: {letter}'),
         ({**ASK, 'options_format': '{letter}{option}{question}'}, '.options_format: {question} {letter}, {option}'),
-        ({'prompt': 7}, ": 'prompt'"),
+        ({'prompt': 7}, '.prompt: 7 text'),
+        ({'options_format': '{letter}{option}'}, ": 'prompt' missing"),
+        ({**ASK, 'promt': ''}, ".promt: unknown 'prompt'"),
     ],
 )
 def test_errors_name_the_prompt_its_key_and_what_is_allowed(tmp_path, entry: dict[str, Any], facts: str):
