@@ -135,12 +135,7 @@ def mapped(path: Path, kind: type) -> npt.NDArray[Any]:
 
 def digest_of(paths: list[Path], tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a cache key: tokenizer, and path, size and modification time of each file. Raise ConfigError."""
-
-    def encode(text: str, special: bool) -> list[int]:
-        ids: list[int] = tokenizer(text, add_special_tokens=special, verbose=False)['input_ids']
-        return ids
-
-    parts: list[object] = [tokenizer_fingerprint(tokenizer, encode) or tokenizer.name_or_path, tokenizer.eos_token_id]
+    parts: list[object] = [tokenizer_fingerprint(tokenizer) or tokenizer.name_or_path, tokenizer.eos_token_id]
     for path in paths:
         try:
             stat = path.stat()

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ PROMPTS_VERSION = 2
 Parts = tuple[Ids, ...]
 MAX_SHOWN = 200  # characters of a text in an error
 NO_IDS = np.zeros(0, np.int32)
-CALL_METHODS = ('__call__', '_call_one', 'batch_encode_plus', '_batch_encode_plus', 'set_truncation_and_padding')
 
 # Encoded for the digest, with and without special tokens, to detect the effect of any setting.
 PROBES = (
@@ -40,26 +39,6 @@ PROBES = (
     '  3.14159\r\n- "x" = {y};',
     'Stra\u00dfe, \ufb01n, \u6771\u4eac \U0001f642e\u0301',
 )
-LIBRARIES = ('tokenizers', 'transformers', 'sentencepiece', 'tiktoken')
-
-# Attributes and arguments of a tokenizer that vary between runs but do not affect token ids.
-IRRELEVANT = {
-    'name_or_path',
-    'vocab_file',
-    'merges_file',
-    'tokenizer_file',
-    'tokenizer_config_file',
-    'special_tokens_map_file',
-    'added_tokens_file',
-    'chat_template',
-    'model_max_length',
-    'max_len',
-    'verbose',
-    '_in_target_context_manager',
-    '_decode_use_source_tokenizer',
-    '_pad_token_type_id',
-    'clean_up_tokenization_spaces',
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,27 +61,19 @@ class Encoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.uses_backend = has_plain_backend(tokenizer)
         self.eos_token_id: int | None = tokenizer.eos_token_id
         self.prefix_space = len(self.encode([' a'], special=False)[' a']) == 1
 
     @cached_property
     def fingerprint(self) -> str | None:
         """Return a digest of everything that token ids depend on; None if unknown."""
-        probed = tokenizer_fingerprint(self.tokenizer, self._probe)
-        return probed and f'{probed} {self.eos_token_id} {self.prefix_space}'
+        digest = tokenizer_fingerprint(self.tokenizer)
+        return digest and f'{digest} {self.eos_token_id} {self.prefix_space}'
 
     @cached_property
     def name(self) -> str:
         """Return the tokenizer's class, size and digest, for records."""
         return tokenizer_name(self.tokenizer)
-
-    def _probe(self, text: str, special: bool) -> list[int] | None:
-        try:
-            ids: list[int] = self.encode([text], special=special)[text].tolist()
-        except ModelError:
-            return None
-        return ids
 
     def encode(self, texts: Iterable[str], *, special: bool) -> dict[str, Ids]:
         """Return token ids by text; each distinct text is tokenized once."""
@@ -113,40 +84,20 @@ class Encoder:
 
     def _ids(self, texts: list[str], special: bool) -> list[Ids]:
         with tokenizer_errors() as caught:
-            if self.uses_backend and len(texts) > 1:
-                return self._backend_ids(texts, special)
-            return self._called(texts, special)
+            encoded = self.tokenizer(
+                texts,
+                add_special_tokens=special,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
+            return [as_ids(ids) for ids in encoded['input_ids']]
         if len(texts) > 1:  # find the text that failed
             half = len(texts) // 2
             return self._ids(texts[:half], special) + self._ids(texts[half:], special)
         name = type(self.tokenizer).__name__
         shown = texts[0] if len(texts[0]) <= MAX_SHOWN else f'{texts[0][:MAX_SHOWN]}...'
         raise ModelError(f'the tokenizer ({name}) cannot encode {shown!r}: {caught.error}') from caught.error
-
-    def _called(self, texts: list[str], special: bool) -> list[Ids]:
-        """Encode by calling the tokenizer."""
-        encoded = self.tokenizer(
-            texts,
-            add_special_tokens=special,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        return [as_ids(ids) for ids in encoded['input_ids']]
-
-    def _backend_ids(self, texts: list[str], special: bool) -> list[Ids]:
-        """Encode with the Rust backend without offsets, which takes a quarter less time than calling the tokenizer.
-
-        The first text is encoded both ways: the call sets up the backend (no truncation, no padding, special tokens in
-        texts), and its result confirms that the backend gives the same ids.
-        """
-        (first,) = self._called(texts[:1], special)
-        encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=special)
-        arrays = [as_ids(encoding.ids) for encoding in encodings]
-        if np.array_equal(arrays[0], first):
-            return arrays
-        self.uses_backend = False
-        return self._called(texts, special)
 
     def preambles(self, texts: Iterable[str]) -> dict[str, Ids]:
         """Return ids of preambles with special tokens, but without a final eos, which some tokenizers add."""
@@ -245,31 +196,27 @@ def as_ids(ids: Sequence[int]) -> Ids:
     return np.asarray(ids, dtype=np.int32)
 
 
-def has_plain_backend(tokenizer: Any) -> bool:
-    """Return whether `tokenizer` is a Rust tokenizer whose call runs no code from outside transformers."""
-    methods = [getattr(type(tokenizer), name, None) for name in CALL_METHODS]
-    plain = all(method is None or method.__module__.startswith('transformers.') for method in methods)
-    return plain and hasattr(getattr(tokenizer, 'backend_tokenizer', None), 'encode_batch_fast')
-
-
-def tokenizer_fingerprint(tokenizer: Any, encode: Callable[[str, bool], Any]) -> str | None:
-    """Return the digest of a Hugging Face tokenizer, None if it is unknown what its ids depend on.
-
-    `encode(text, special)` encodes as an evaluation does. It is called first, as that resets a truncation or padding
-    left by earlier use.
-    """
+def tokenizer_fingerprint(tokenizer: Any) -> str | None:
+    """Return the digest of a Hugging Face tokenizer, None if it is unknown what its ids depend on."""
+    # First, because a call resets a truncation or padding left by earlier use, which would be in the content.
     texts = (*PROBES, ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ()))))  # which some settings split
-    probed = [[repr(encode(text, special)) for special in (True, False)] for text in texts]
-    vocabulary = vocabulary_of(tokenizer)
-    sources = foreign_sources(type(tokenizer))
-    if vocabulary is None or sources is None:
-        return None
+    probed = [probe(tokenizer, text, special) for text in texts for special in (True, False)]
     kind = type(tokenizer)
-    described = [f'{kind.__module__}.{kind.__qualname__}', probed, plain_settings(tokenizer), library_versions()]
+    content, sources = content_of(tokenizer), foreign_sources(kind)
+    if content is None or sources is None:
+        return None
+    described = [f'{kind.__module__}.{kind.__qualname__}', probed, version('tokenizers'), version('transformers')]
     digest = hashlib.sha256(repr(described).encode('utf-8', 'surrogatepass'))
-    for content in (*vocabulary, *sources):
-        digest.update(hashlib.sha256(content).digest())
+    for part in (*content, *sources):
+        digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
+
+
+def probe(tokenizer: Any, text: str, special: bool) -> str:
+    """Return the token ids of a text, or '' if it cannot be encoded."""
+    with tokenizer_errors():
+        return repr(tokenizer([text], add_special_tokens=special, verbose=False)['input_ids'])
+    return ''
 
 
 def tokenizer_name(tokenizer: Any) -> str:
@@ -278,29 +225,26 @@ def tokenizer_name(tokenizer: Any) -> str:
     'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines, and across library versions that save it
     identically. Without a readable vocabulary there are no digits.
     """
-    vocabulary = vocabulary_of(tokenizer)
+    content = content_of(tokenizer)
     name = f'{type(tokenizer).__name__} {len(tokenizer)}'
-    if vocabulary is None:
+    if content is None:
         return name
     template = repr(getattr(tokenizer, 'chat_template', None)).encode('utf-8', 'surrogatepass')
-    digest = hashlib.sha256(b''.join(hashlib.sha256(content).digest() for content in (*vocabulary, template)))
+    digest = hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in (*content, template)))
     return f'{name} ({digest.hexdigest()[:8]})'
 
 
-def vocabulary_of(tokenizer: Any) -> list[bytes] | None:
-    """Return the content of a tokenizer: the state of a Rust tokenizer, or the files and arguments of a slow one."""
-    backend = getattr(tokenizer, 'backend_tokenizer', None)
-    if backend is not None and hasattr(backend, 'to_str'):
+def content_of(tokenizer: Any) -> list[bytes] | None:
+    """Return the state of a Rust tokenizer, or the files that a slow one saves; None if it cannot be saved."""
+    backend: Any = getattr(tokenizer, 'backend_tokenizer', None)
+    if hasattr(backend, 'to_str'):
         return [backend.to_str().encode('utf-8', 'surrogatepass')]
     try:
-        added = sorted((index, repr(token)) for index, token in tokenizer.added_tokens_decoder.items())
-        arguments = sorted((key, repr(value)) for key, value in tokenizer.init_kwargs.items() if key not in IRRELEVANT)
         with tempfile.TemporaryDirectory() as folder:
-            paths = [Path(path) for path in tokenizer.save_vocabulary(folder)]
-            files = [path.name.encode() + b'\0' + path.read_bytes() for path in paths]
+            tokenizer.save_pretrained(folder)
+            return [path.name.encode() + b'\0' + path.read_bytes() for path in sorted(Path(folder).iterdir())]
     except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):
         return None
-    return [repr([added, arguments]).encode('utf-8', 'surrogatepass'), *files]
 
 
 def foreign_sources(kind: type) -> list[bytes] | None:
@@ -310,23 +254,3 @@ def foreign_sources(kind: type) -> list[bytes] | None:
         return [Path(inspect.getfile(base)).read_bytes() for base in foreign]
     except (OSError, TypeError):
         return None
-
-
-def plain_settings(tokenizer: Any) -> list[tuple[str, Any]]:
-    """Return the tokenizer's flags and numbers, such as `add_bos_token`."""
-    return sorted(
-        (name, value)
-        for name, value in getattr(tokenizer, '__dict__', {}).items()
-        if isinstance(value, (bool, int, float)) and name not in IRRELEVANT
-    )
-
-
-def library_versions() -> list[tuple[str, str]]:
-    """Return the installed tokenizer libraries with their versions."""
-    found = []
-    for name in LIBRARIES:
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            continue
-    return found

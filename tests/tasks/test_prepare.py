@@ -47,11 +47,9 @@ class Characters:
     def __init__(self, *, bos: int = 1) -> None:
         self._bos = [bos]  # not a plain setting: it shows in the ids alone
         self.noted: set[str] = set()
-        self.init_kwargs: dict[str, Any] = {}
-        self.added_tokens_decoder: dict[int, Any] = {}
 
-    def save_vocabulary(self, folder: str) -> tuple[str, ...]:
-        return ()
+    def save_pretrained(self, folder: str) -> None:
+        """Save nothing: the ids say all."""
 
     def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
         self.noted.update(name for text in texts for name in re.findall(r'task\d+', text))
