@@ -148,6 +148,7 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
     if complete.tasks and data_root is not None:
         from llmfoundry_gauntlet.evaluation.inputs import read_data  # which loads numpy
 
-        rows = read_data(complete, data_root)
-        print_warnings(rows.warnings)
-        typer.echo(f'{data_root}: {sum(map(len, rows.examples.values()))} rows of {len(rows.examples)} tasks')
+        rows, _ = read_data(complete, data_root)
+        print_warnings([warning for found in rows.values() for warning in found.warnings])
+        num_rows = sum(len(found.examples) for found in rows.values())
+        typer.echo(f'{data_root}: {num_rows} rows of {len(rows)} tasks')

@@ -14,7 +14,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.settings import ERROR, SKIP, EvaluationSettings
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import listed
-from llmfoundry_gauntlet.data.examples import file_sizes, subset
+from llmfoundry_gauntlet.data.examples import TaskRows, file_sizes, subset
 from llmfoundry_gauntlet.data.published import SAMPLE, UNOFFICIAL, origin_of, read_manifest
 from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, MissingFileError
 from llmfoundry_gauntlet.evaluation.precision import precise_subsets
@@ -83,27 +83,28 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
     suite = replace(suite, tasks=tuple(task.with_settings(settings) for task in suite.tasks))
     if settings.subset_items is not None:
         suite = with_fewer_questions(suite, settings.subset_items)
-    rows = read_data(suite, settings.data_root, missing=settings.missing)
-    tasks = [task for task in suite.tasks if task.key in rows.examples]
+    rows, missing = read_data(suite, settings.data_root, missing=settings.missing)
+    examples = {key: list(found.examples) for key, found in rows.items()}
+    tasks = [task for task in suite.tasks if task.key in rows]
     if settings.reference:
-        check_patterns(tasks, rows)
-    check_keys(suite, rows.examples)
-    subsets = subsets_of(tasks, suite.gauntlet, rows.examples, settings)
+        check_patterns(tasks, examples)
+    check_keys(suite, examples)
+    subsets = subsets_of(tasks, suite.gauntlet, examples, settings)
     origins = {task.key: origin_of(files_of(task, settings.data_root)) for task in tasks}
     data = EvaluationData(
         settings=settings,
         suite=suite,
-        examples=rows.examples,
-        unsupported={**suite.missing, **rows.missing},
-        absent=rows.absent,
+        examples=examples,
+        unsupported={**suite.missing, **missing},
+        absent={key: found.absent for key, found in rows.items()},
         warnings=(
             *origin_warnings(origins, settings.data_root),
             *suite.warnings,
-            *rows.warnings,
-            *row_warnings(tasks, rows.examples, subsets),
+            *(warning for found in rows.values() for warning in found.warnings),
+            *row_warnings(tasks, examples, subsets),
         ),
         origins=origins,
-        digests={key: digest_of_rows(found) for key, found in rows.examples.items()},
+        digests={key: digest_of_rows(found) for key, found in examples.items()},
     )
     return with_subsets(data, subsets)
 
@@ -115,23 +116,13 @@ def with_programs(data: EvaluationData) -> EvaluationData:
     """
     sandbox, unsupported = check_programs(list(data.tasks.values()), data.examples, data.settings.sandbox)
 
-    def supported(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in values.items() if key not in unsupported}
-
-    examples = supported(data.examples)
-    if not examples:
+    by_task = ('examples', 'subsets', 'subset_sizes', 'file_sizes', 'digests', 'origins')
+    supported: dict[str, Any] = {
+        name: {key: value for key, value in getattr(data, name).items() if key not in unsupported} for name in by_task
+    }
+    if not supported['examples']:
         raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
-    return replace(
-        data,
-        sandbox=sandbox,
-        unsupported={**data.unsupported, **unsupported},
-        examples=examples,
-        subsets=supported(data.subsets),
-        subset_sizes=supported(data.subset_sizes),
-        file_sizes=supported(data.file_sizes),
-        digests=supported(data.digests),
-        origins=supported(data.origins),
-    )
+    return replace(data, sandbox=sandbox, unsupported={**data.unsupported, **unsupported}, **supported)
 
 
 def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> EvaluationData:
@@ -187,21 +178,11 @@ def digest_of_rows(examples: Sequence[Example]) -> str:
     return hashlib.sha256(repr(list(rows)).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """The rows of all tasks, as in EvaluationData."""
-
-    examples: Mapping[str, list[Example]]
-    absent: Mapping[str, tuple[str, ...]]
-    warnings: tuple[str, ...]
-    missing: Mapping[str, str] = field(default_factory=dict)  # the reason, by task
-
-
-def check_patterns(tasks: Sequence[Task], rows: Rows) -> None:
+def check_patterns(tasks: Sequence[Task], examples: RowsByTask) -> None:
     """Raise ConfigError for invalid regular expressions: llm-foundry treats stop strings as such."""
     problems = []
     for task in tasks:
-        rule = task.stops([example.content for example in rows.examples[task.key]])
+        rule = task.stops([example.content for example in examples[task.key]])
         try:
             re.compile('|'.join(rule.strings) if rule.as_pattern else '')
         except re.error as error:
@@ -213,36 +194,26 @@ def check_patterns(tasks: Sequence[Task], rows: Rows) -> None:
         raise ConfigError(problems)
 
 
-def read_data(suite: Suite, data_root: str, *, missing: str = ERROR) -> Rows:
-    """Return the rows by task. Raise DataError or ConfigError with every problem found.
+def read_data(suite: Suite, data_root: str, *, missing: str = ERROR) -> tuple[dict[str, TaskRows], dict[str, str]]:
+    """Return the rows by task, and why others have none. Raise DataError or ConfigError with every problem found.
 
     If `missing` is SKIP, tasks without a data file are left out.
     """
-    examples: dict[str, list[Example]] = {}
-    absent: dict[str, tuple[str, ...]] = {}
-    warnings: list[str] = []
+    rows: dict[str, TaskRows] = {}
     errors: list[GauntletError] = []
     lacking: dict[str, MissingFileError] = {}
     for task in suite.tasks:
         try:
-            found = task.read(data_root)
+            rows[task.key] = task.read(data_root)
         except MissingFileError as error:
             lacking[task.key] = error
         except (ConfigError, DataError) as error:
             errors.append(error)
-        else:
-            examples[task.key], absent[task.key] = list(found.examples), found.absent
-            warnings.extend(found.warnings)
-    if lacking and (missing != SKIP or not examples):
+    if lacking and (missing != SKIP or not rows):
         errors.append(missing_files([task for task in suite.tasks if task.key in lacking], suite, data_root, lacking))
     if errors:
         raise type(errors[0])(list(dict.fromkeys(problem for error in errors for problem in error.problems)))
-    return Rows(
-        examples=examples,
-        absent=absent,
-        warnings=tuple(warnings),
-        missing=dict.fromkeys(lacking, 'its data file is missing'),
-    )
+    return rows, dict.fromkeys(lacking, 'its data file is missing')
 
 
 def missing_files(
