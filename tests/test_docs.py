@@ -33,9 +33,9 @@ from paths import ROOT
 from recorded_runs import copy_run
 
 from llmfoundry_gauntlet.cli import app
+from llmfoundry_gauntlet.composer.train import TrainConfig
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, decode_settings
 from llmfoundry_gauntlet.config.tasks import SETTINGS, TaskSpec
-from llmfoundry_gauntlet.config.training import TrainConfig
 from llmfoundry_gauntlet.evaluation.suite import load_gauntlet, load_suite
 
 PACKAGE = ROOT / 'llmfoundry_gauntlet'

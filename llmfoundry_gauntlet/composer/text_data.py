@@ -25,7 +25,6 @@ from filelock import FileLock
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
-from llmfoundry_gauntlet.config.training import TrainDataConfig
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.tasks.encode import tokenizer_fingerprint
 
@@ -36,6 +35,20 @@ Row = npt.NDArray[np.int64]  # token ids
 NO_LABEL = -100  # label of positions that the loss ignores
 DOCUMENTS_AT_ONCE = 1000  # enough for a fast tokenizer's threads
 TOKENS, ENDS = 'tokens.uint32', 'ends.uint64'  # all token ids; the end offset of each document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainDataConfig:
+    """JSON Lines with the key `text`, or text files with one document each; tokenized once, then memory-mapped."""
+
+    path: tuple[str, ...]
+    cache: str | None = None  # folder for the token ids; null: beside the first file
+    packed: bool = True  # split the stream of documents and eos into blocks; false: one truncated row per document
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError('path: is an empty list; give at least one file')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

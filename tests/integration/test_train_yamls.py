@@ -21,9 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmfoundry_gauntlet import ConfigError
 from llmfoundry_gauntlet.composer.evaluate import check_fsdp
-from llmfoundry_gauntlet.composer.text_data import TokenRows, load_tokens
-from llmfoundry_gauntlet.composer.train import build_trainer
-from llmfoundry_gauntlet.config.training import TrainDataConfig, read_config
+from llmfoundry_gauntlet.composer.text_data import TokenRows, TrainDataConfig, load_tokens
+from llmfoundry_gauntlet.composer.train import build_trainer, read_config
 
 sys.path.insert(0, str(ROOT / 'scripts'))
 
