@@ -22,8 +22,9 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     parts_without_optimizer,
 )
 from llmfoundry_gauntlet.composer.progress import meet
+from llmfoundry_gauntlet.composer.records import raised_on_all_ranks
 from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
-from llmfoundry_gauntlet.errors import GauntletError, ModelError
+from llmfoundry_gauntlet.errors import ModelError
 
 BATCH = re.compile(r'(?:^|[^A-Za-z])(?:ba|batch|checkpoint-|step)[-_]?(\d+)')
 LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # rank 0's file represents the files of all ranks
@@ -92,19 +93,6 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
                 meet()  # a download may take longer than the timeout of collectives
         yield dist.all_gather_object(found)[first]
         dist.barrier()
-
-
-@contextlib.contextmanager
-def raised_on_all_ranks() -> Iterator[None]:
-    """Raise a GauntletError of any rank on all ranks, which must all enter the context."""
-    problem: Any = None
-    try:
-        yield
-    except GauntletError as error:
-        problem = error
-    for found in dist.all_gather_object(problem):
-        if found is not None:
-            raise found
 
 
 def download(uri: str, folder: Path) -> tuple[Path, str]:

@@ -20,7 +20,6 @@ from composer.core import Precision
 from composer.utils import FSDPConfig, dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
-from llmfoundry_gauntlet.composer.checkpoint_folders import raised_on_all_ranks
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run
 from llmfoundry_gauntlet.composer.models import (
@@ -31,6 +30,7 @@ from llmfoundry_gauntlet.composer.models import (
     mark_blocks_for_fsdp,
     open_model,
 )
+from llmfoundry_gauntlet.composer.records import raised_on_all_ranks
 from llmfoundry_gauntlet.composer.runner import longest_prompt
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, Mapped, map_evaluation
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, plain

@@ -17,6 +17,7 @@ import torch
 import torch.distributed
 from composer.utils import dist
 
+from llmfoundry_gauntlet.composer.records import raised_on_all_ranks
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
 from llmfoundry_gauntlet.results.files import RESULTS
@@ -97,70 +98,55 @@ class SharedJournal:
     def read(self) -> None:
         """Read the items that an earlier attempt finished. Raise RecordError, on all ranks."""
         found: Finished | None = None
-        problem: RecordError | None = None
-        rank = dist.get_global_rank()
-        try:
+        with raised_on_all_ranks():
             if dist.get_local_rank() == 0:
-                problem = RecordError(f'{self.folder}: rank {rank} could not read the records')
-                found, problem = self._found()
-        finally:  # the other ranks wait for this even if one fails
-            mine = found and (found.identity, list(found.results), dict(found.suspects))
-            gathered: list[Any] = dist.all_gather_object((problem, mine))
-        for problem, _ in gathered:
-            if problem is not None:
-                raise problem
-        for reader, (_, part) in enumerate(gathered):
+                found = self._read()
+        mine = found and (found.identity, list(found.results), dict(found.suspects))
+        gathered: list[Any] = dist.all_gather_object(mine)
+        for reader, part in enumerate(gathered):
             if part is None:
                 continue
+            is_mine = reader == dist.get_global_rank()
             planned, keys, suspects = part
             self.planned = self.planned or planned
             if planned == self.planned:
-                if found is not None and reader == rank:  # of a folder that nodes share, only the first has the results
+                if found is not None and is_mine:  # of a folder that nodes share, only the first has the results
                     self.results = {key: found.results[key] for key in keys if key not in self.done}
                 self.done |= frozenset(keys)
                 self.suspects = {**suspects, **self.suspects}
-            elif reader == rank:
+            elif is_mine:
                 remove_journal(self.folder)  # an attempt with another plan left it on this node
         if found is not None:
             self.started, self.earlier_seconds = found.started or self._started, found.seconds
 
-    def _found(self) -> tuple[Finished | None, RecordError | None]:
-        """Return the usable records of an earlier attempt, or why they cannot be used."""
-        try:
-            return self._read(), None
-        except RecordError as error:
-            return None, error
-        except OSError as error:
-            problem = RecordError(f'{self.folder}: the records cannot be read: {error}')
-            if self.resuming.required:
-                return None, problem
-            log.warning('%s; they are not used', problem)
-            return None, None
-
     def _read(self) -> Finished | None:
-        """Return the records of an earlier attempt; None if none can be used."""
-        if not self.resuming.wanted:
-            remove_journal(self.folder)
-            return None
+        """Return the records of an earlier attempt, None if none can be used. Raise RecordError if they must be."""
+        found: Finished | None = None
         try:
-            found = read_journal(self.folder, repair=self.resuming.repair)
-            if found is None and (self.folder / RESULTS).is_file():
-                found = finished_run(self.folder)
-                if found is None:
-                    raise RecordError(
-                        f'{self.folder / RESULTS}: this evaluation cannot be resumed, as it scored external answers; '
-                        'give another folder, or --overwrite to replace it'
-                    )
-            if found is not None:
-                place = self.folder / (JOURNAL if (self.folder / JOURNAL).is_dir() else RESULTS)
-                check_identity({name: found.identity.get(name) for name in self.identity}, self.identity, place)
-        except RecordError as error:
+            if self.resuming.wanted:
+                found = self._found()
+        except (RecordError, OSError) as error:
+            reason = f'{self.folder}: the records cannot be read: {error}'
+            problem = error if isinstance(error, RecordError) else RecordError(reason)
             if self.resuming.required:
-                raise
-            log.info('%s; the records are replaced', error)
-            found = None
+                raise problem from error
+            log.info('%s; the records are replaced', problem)
         if found is None:
             remove_journal(self.folder)
+        return found
+
+    def _found(self) -> Finished | None:
+        """Return the records of an earlier attempt, None if there are none. Raise RecordError or OSError."""
+        found, place = read_journal(self.folder, repair=self.resuming.repair), self.folder / JOURNAL
+        if found is None and (self.folder / RESULTS).is_file():
+            found, place = finished_run(self.folder), self.folder / RESULTS
+            if found is None:
+                raise RecordError(
+                    f'{place}: this evaluation cannot be resumed, as it scored external answers; give another folder, '
+                    'or --overwrite to replace it'
+                )
+        if found is not None:
+            check_identity({name: found.identity.get(name) for name in self.identity}, self.identity, place)
         return found
 
     def begin(self, plan: Identity) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -129,17 +130,33 @@ def checkpoint_of_batch(state: State, batch: int) -> str | None:
     return None
 
 
+@contextmanager
+def raised_on_all_ranks() -> Iterator[None]:
+    """Raise an expected error of any rank on all ranks, which must all enter the context.
+
+    An unexpected one ends the other ranks with a RuntimeError, so that they do not wait for its rank.
+    """
+    problem: Exception | None = None
+    try:
+        yield
+    except (GauntletError, OSError) as error:
+        problem = error
+    except Exception:
+        dist.all_gather_object(RuntimeError(f'rank {dist.get_global_rank()} failed'))
+        raise
+    problems: list[Exception | None] = dist.all_gather_object(problem)
+    for found in problems:
+        if found is not None:
+            raise found
+
+
 def on_first_rank(work: Callable[[], Answer]) -> Answer:
     """Call a function on rank 0 and return its result on all ranks; its expected errors are raised on all ranks."""
-    found: list[Any] = [None, None]
-    if dist.get_global_rank() == 0:
-        try:
+    found: list[Any] = [None]
+    with raised_on_all_ranks():
+        if dist.get_global_rank() == 0:
             found[0] = work()
-        except (GauntletError, OSError) as error:
-            found[1] = error
     dist.broadcast_object_list(found, src=0)
-    if found[1] is not None:
-        raise found[1]
     answer: Answer = found[0]
     return answer
 
