@@ -49,6 +49,7 @@ from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.metrics.composites import Sizes
 from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, write_records
+from llmfoundry_gauntlet.results.journal import JOURNAL
 from llmfoundry_gauntlet.types import TrainingPoint
 
 CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
@@ -175,8 +176,8 @@ class EvalGauntlet(Callback):
         if state.max_duration is None or state.timestamp.batch.value == 0:
             return
         is_over = state.timestamp >= state.max_duration
-        was_cut = self.records.has_journal_alone(state)
-        if was_cut or (is_over and self.schedule.last and not self.records.has(state)):
+        left = self.records.left(state)
+        if left == JOURNAL or (is_over and self.schedule.last and left != RESULTS):
             self._evaluate(state, logger)
             self.records.wait(state)
 
@@ -322,8 +323,7 @@ class EvalGauntlet(Callback):
         if self.sizes is not None:
             self._subsets[self._subset_key] = self.sizes
         self.schedule.evaluated_batch = batch
-        origin = None if self.source is None else self.source.training
-        log_evaluation(state, logger, evaluation.logged, batch if origin is None else origin.batch)
+        log_evaluation(state, logger, evaluation.logged, batch)
         log.info('gauntlet ba%d: %s', batch, summary(evaluation))
         folder = self.records.folder_of(state)
         if folder is not None:

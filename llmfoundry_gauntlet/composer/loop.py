@@ -50,13 +50,6 @@ class Step:
 
     loader: EvaluationLoader
     run: Callable[[], Results]
-    requests: tuple[Request, ...] = ()
-    num_tokens: int = 0
-
-    @property
-    def num_items(self) -> int:
-        """Return the number of items in the step."""
-        return len(self.requests)
 
 
 class EvaluationLoader:
@@ -97,7 +90,7 @@ class EvaluationLoader:
         self.work = Work(num_steps=1)
         self.results, self.evaluation = {}, None
         self.busy_seconds = dict.fromkeys(self.everything.tasks, 0.0)
-        yield Step(loader=self, run=partial(self._timed, self._plan, ()))
+        yield self._step(self._plan)
         if self.budget is not None and not self.budget.is_settled:
             yield from self._find_subset(self.budget)
         else:
@@ -207,21 +200,19 @@ class EvaluationLoader:
         return self.planned
 
     def _step(self, run: Callable[[], Results], part: Batch | ContinuousBatch | None = None) -> Step:
-        requests = () if part is None else part.requests
-        num_tokens = 0 if part is None else part.num_tokens
-        timed = partial(self._timed, run, requests, 0.0 if part is None else part.cost)
-        return Step(loader=self, run=timed, requests=requests, num_tokens=num_tokens)
+        return Step(loader=self, run=partial(self._timed, run, part))
 
-    def _timed(self, run: Callable[[], Results], requests: Sequence[Request], cost: float = 0.0) -> Results:
-        """Run a step, store its results and split its time among the tasks of its requests."""
+    def _timed(self, run: Callable[[], Results], part: Batch | ContinuousBatch | None) -> Results:
+        """Run a step, store its results and split its time among the tasks of its batch, if it has one."""
         start = time.perf_counter()
+        requests: Sequence[Request] = () if part is None else part.requests
         self.num_steps, self.requests = self.num_steps + 1, requests
         self.work.task = requests[0].key.task if requests else ''
         results = run()
         self.results.update(results)
         self.num_steps, self.requests = self.num_steps + 1, ()
         self.work.num_done += len(requests)
-        self.work.cost_done += cost
+        self.work.cost_done += 0.0 if part is None else part.cost
         seconds = time.perf_counter() - start
         sizes = list(map(size_of, requests))
         whole = sum(sizes)
@@ -382,8 +373,7 @@ def make_evaluator(
         dataloader=DataSpec(
             loader,
             split_batch=lambda step, _: [step],
-            get_num_samples_in_batch=lambda step: step.num_items,
-            get_num_tokens_in_batch=lambda step: step.num_tokens,
+            get_num_samples_in_batch=lambda _: 1,  # not used
         ),
         metric_names=list(metric_names),
         eval_interval=eval_interval,

@@ -51,15 +51,11 @@ class Records:
             return self.folder
         return self.folder / f'ba{state.timestamp.batch.value}'
 
-    def has(self, state: State) -> bool:
-        """Return whether the records of the evaluation at the current batch exist."""
+    def left(self, state: State) -> str | None:
+        """Return what an earlier job left of the evaluation at the current batch: RESULTS, else JOURNAL, else None."""
         folder = self.folder_of(state)
-        return on_first_rank(lambda: folder is not None and (folder / RESULTS).is_file())
-
-    def has_journal_alone(self, state: State) -> bool:
-        """Return whether the evaluation at the current batch has a journal but no records."""
-        folder = self.folder_of(state)
-        return not self.has(state) and on_first_rank(lambda: folder is not None and (folder / JOURNAL).is_dir())
+        names = () if folder is None else (RESULTS, JOURNAL)
+        return on_first_rank(lambda: next((name for name in names if folder and (folder / name).exists()), None))
 
     def write(self, state: State, folder: Path, work: Write) -> None:
         """Call `work` on rank 0 with the checkpoint of the current batch, None if there is none; it writes the records.
