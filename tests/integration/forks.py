@@ -80,9 +80,9 @@ def statuses(ranks: Ranks, log: Path, seconds: float = PATIENCE) -> list[int]:
     return [process.exitcode for process in ranks]
 
 
-def run(job: Callable[..., None], log: Path, *arguments: Any, num_ranks: int = 1) -> None:
+def run(job: Callable[..., None], log: Path, *arguments: Any, num_ranks: int = 1, **environment: str) -> None:
     """Run a job that must succeed."""
-    ranks = start_ranks(job, [log] * num_ranks, *arguments)
+    ranks = start_ranks(job, [log] * num_ranks, *arguments, **environment)
     assert statuses(ranks, log) == [0] * num_ranks, tail_of(log)
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ import pytest
 import tiny
 import torch
 import transformers
-from composer.core import Timestamp
-from composer.loggers import InMemoryLogger
 from composer.utils import dist
 from tiny import outcome, record
 
@@ -137,20 +134,6 @@ def test_the_optimizer_of_a_sharded_checkpoint_is_not_downloaded(tmp_path: Path,
         assert torch.equal(found[name], weight)
 
 
-def test_loggers_get_the_metrics_at_the_step_of_training(training: Training):
-    """Mutation: the Trainer's timestamp left at 0."""
-    logger = InMemoryLogger()
-    evaluation = evaluate(
-        training.folder / 'latest-rank0.pt', **training.settings, device='cpu', loggers=[logger], run_name='tiny'
-    )
-    for key in ('metrics/sums/0-shot/InContextLearningLMAccuracy', 'icl/metrics/eval_gauntlet/default_average'):
-        [(timestamp, value)] = logger.data[key]
-        assert value == evaluation.metrics[key]
-        assert isinstance(timestamp, Timestamp)
-        counts = (timestamp.batch, timestamp.epoch, timestamp.token, timestamp.sample)
-        assert [count.value for count in counts] == [6, 0, 192, 12]
-
-
 def test_missing_parts_of_a_checkpoint_can_be_given(training: Training, tmp_path: Path):
     """A checkpoint of a model that is no HuggingFaceModel has no `integrations`, one of weights alone no time."""
     content = torch.load(training.folder / 'latest-rank0.pt', weights_only=False)
@@ -162,14 +145,6 @@ def test_missing_parts_of_a_checkpoint_can_be_given(training: Training, tmp_path
         out = tmp_path / f'{name}.out'
         evaluate(tmp_path / name, **training.settings, **given, out=out, device='cpu')
         check_against_training(training, out, tmp_path / name, None)
-
-
-def run_job(folder: Path, job: Callable[..., None], *arguments: Any, num_ranks: int = 1, **environment: str) -> str:
-    """Run a job; return what rank 0 has printed."""
-    logs = [folder / f'rank{rank}.txt' for rank in range(num_ranks)]
-    ranks = forks.start_ranks(job, logs, *arguments, **environment)
-    assert forks.statuses(ranks, logs[0]) == [0] * num_ranks, ''.join(map(forks.tail_of, logs))
-    return logs[0].read_text()
 
 
 def train_sharded(folder: Path, settings: dict[str, str]) -> None:
@@ -187,7 +162,7 @@ def train_sharded(folder: Path, settings: dict[str, str]) -> None:
 
 def test_checkpoints_sharded_by_composer_have_the_numbers_of_training(tmp_path: Path):
     """Two ranks train under FSDP and write a file each; one rank reads both. Each file holds a part of each weight."""
-    run_job(tmp_path, train_sharded, tmp_path, tiny.write_tasks(tmp_path), num_ranks=2)
+    forks.run(train_sharded, tmp_path / 'log.txt', tmp_path, tiny.write_tasks(tmp_path), num_ranks=2)
     for name, batch in (('ep0-ba2', 2), ('latest-rank0.pt', 4)):
         path, out, trained = tmp_path / 'checkpoints' / name, tmp_path / 'out' / name, tmp_path / f'records/ba{batch}'
         assert {file.name for file in path.iterdir()} == {'.metadata', '__0_0.distcp', '__1_0.distcp'}
@@ -216,7 +191,8 @@ def test_one_rank_of_a_machine_downloads_for_all(training: Training, tmp_path: P
     """Mutation: every rank downloads for itself."""
     models = [*upload(s3_server, training).items()][:3]
     uris = [s3_server.uri(name) for name, _ in models]
-    run_job(tmp_path, evaluate_on_ranks, tmp_path, uris, training.settings, num_ranks=2, TMPDIR=str(downloads))
+    arguments, environment = (tmp_path, uris, training.settings), {'TMPDIR': str(downloads)}
+    forks.run(evaluate_on_ranks, tmp_path / 'log.txt', *arguments, num_ranks=2, **environment)
     for number, (name, own) in enumerate(models):
         check_against_training(training, tmp_path / str(number), s3_server.uri(name), own and s3_server.uri(own))
     noted = (tmp_path / 'downloads').read_text().splitlines()
@@ -266,8 +242,9 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
     """Mutation: without releasing pages half precision takes 1.5 times as much, and single precision twice as much."""
     models = save_forms(tmp_path)
     words = [f'float32:{model}' for model in models] + [f'bfloat16:{models[number]}' for number in (1, 5)]
-    printed = run_job(tmp_path, measure_each, f'float32:{tiny.save(tiny.model(), tmp_path / "tiny")}', words)
-    found = [json.loads(line) for line in printed.splitlines() if line.startswith('{')]
+    log = tmp_path / 'log.txt'
+    forks.run(measure_each, log, f'float32:{tiny.save(tiny.model(), tmp_path / "tiny")}', words)
+    found = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{')]
     assert [entry['model'] for entry in found] == words
     for entry in found:
         assert entry['weights'] > (75e6 if entry['model'].startswith('bfloat16') else 150e6)
