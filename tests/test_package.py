@@ -25,7 +25,7 @@ from llmfoundry_gauntlet.evaluation.suite import load_suite
 TASKS, GAUNTLET = ROOT / 'yamls/tasks/gauntlet_v0.1.yaml', ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml'
 SOURCES = {'tasks': 'icl_tasks', 'gauntlet': 'eval_gauntlet', 'score': 'score'}
 HEAVY = ('torch', 'composer', 'transformers', 'datasets', 'pandas', 'altair')
-SLOW_TO_LOAD = (*HEAVY, 'pyarrow', 'sympy', 'requests', 'fsspec', 'omegaconf')
+SLOW_TO_LOAD = (*HEAVY, 'pyarrow', 'sympy', 'requests', 'fsspec')
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
 BUILD = 'import sys, setuptools.build_meta as m; print(getattr(m, sys.argv[1])(sys.argv[2]))'
 

@@ -1,4 +1,4 @@
-"""Read YAML files and decode typed values. OmegaConf is slow to import, so only interpolations and overrides use it."""
+"""Read YAML files with OmegaConf, which is imported on use, and decode typed values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
-from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from llmfoundry_gauntlet.config.resources import shipped
@@ -25,9 +24,6 @@ MAX_REDIRECTS = 5
 Places = dict[str, tuple[int, str]]  # the line of each dotted path, and the label of the entry around it
 SUFFIXES = ('.yaml', '.yml')
 LABELS = ('label', 'name', 'dataset')  # keys that name an entry: a task, a benchmark or category, a SCORE dataset
-INTERPOLATION = '${'
-FLOAT, MERGE, TIMESTAMP = (f'tag:yaml.org,2002:{name}' for name in ('float', 'merge', 'timestamp'))
-NUMBER_WITH_EXPONENT = re.compile(r'[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9]+)[eE][-+]?[0-9]+$')
 
 
 class Problems:
@@ -153,79 +149,36 @@ def describe(value: Any) -> str:
     return repr(value) if len(repr(value)) < 60 else f'{type(value).__name__} {repr(value)[:50]}...'
 
 
-class StrictLoader(getattr(yaml, 'CSafeLoader', yaml.SafeLoader)):  # type: ignore[misc]  # the C loader if available
-    """Load YAML as OmegaConf does: `1e-3` is a number, a date is text, and duplicate keys are errors."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012  # PyYAML's own attribute
-        first: [rule for rule in rules if rule[0] != TIMESTAMP]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
-        self.deep_construct = True  # so that PyYAML rejects a node that contains itself
-
-    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping. Raise ConstructorError for a duplicate key; keys merged by `<<` may be overridden."""
-        seen: set[tuple[str, str]] = set()
-        for key, _ in node.value:
-            name = (key.tag, str(key.value))
-            if name in seen and key.tag != MERGE:
-                raise ConstructorError(None, None, f'duplicate key {key.value} in a mapping', key.start_mark)
-            seen.add(name)
-        return dict(super().construct_mapping(node, deep=deep))
-
-
-StrictLoader.add_implicit_resolver(FLOAT, NUMBER_WITH_EXPONENT, list('-+.0123456789'))
-
-
-def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Mapping[str, Any]:
+def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     """Return a YAML file's mapping with `key=value` overrides, to be resolved by `plain`. Raise ConfigError."""
-    text, content = parse(path)
-    if not isinstance(content, dict):
-        kind = 'a list' if isinstance(content, list) else 'plain text'
-        raise ConfigError(f'{path}: is {kind} at its top; allowed: a mapping')
-    if INTERPOLATION not in text and not overrides:
-        return content
-    return merged(content, path, overrides)
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-
-def parse(path: str | Path) -> tuple[str, Any]:
-    """Return a YAML file's text and content; the content of an empty file is {}. Raise ConfigError."""
+    where = str(path)
     try:
-        text = Path(shipped(path)).read_text(encoding='utf-8')
-        content = yaml.load(text, StrictLoader)
+        content = OmegaConf.load(shipped(path))
+        if not isinstance(content, DictConfig):
+            raise ConfigError(f'{path}: is a list at its top; allowed: a mapping')
+        if not overrides:
+            return content
+        where = f'{path}: {" ".join(overrides)}'
+        return OmegaConf.merge(content, OmegaConf.from_dotlist(list(overrides)))
     except FileNotFoundError as error:
         raise ConfigError(f'{path}: there is no such file') from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f'{path}: cannot be read: {error}') from error
     except yaml.YAMLError as error:
-        message = ' '.join(str(error).split()).replace('"<unicode string>", ', '')
-        raise ConfigError(f'{path}: is not valid YAML: {message}') from error
-    return text, {} if content is None else content
-
-
-def merged(content: dict[str, Any], path: str | Path, overrides: Sequence[str]) -> Mapping[str, Any]:
-    """Return the mapping with overrides applied, as an OmegaConf mapping. Raise ConfigError."""
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        found = OmegaConf.merge(OmegaConf.create(content), OmegaConf.from_dotlist(list(overrides)))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        where = f'{path}: {" ".join(overrides)}' if overrides else path
+        message = ' '.join(str(error).split()).replace(f'"{shipped(path).absolute()}", ', '')
+        raise ConfigError(f'{where}: is not valid YAML: {message}') from error
+    except OmegaConfBaseException as error:
         raise ConfigError(f'{where}: {" ".join(str(error).split())}') from error
-    assert isinstance(found, DictConfig)  # because both inputs are mappings
-    return found
 
 
-def plain(content: Mapping[str, Any], where: str, key: str | None = None) -> Any:
+def plain(content: Any, where: str, key: str | None = None) -> Any:
     """Return the mapping, or one of its values, as plain Python with interpolations resolved.
 
     Raise ConfigError naming `where`.
     """
-    if isinstance(content, dict):
-        return content if key is None else content[key]
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -246,7 +199,9 @@ def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
 def places_of(source: str) -> Places:
     """Return the line of every dotted path of a YAML file, and the label of the entry around it; {} if unreadable."""
     try:
-        root = yaml.compose(Path(shipped(source)).read_text(encoding='utf-8'), StrictLoader)
+        root = yaml.compose(
+            Path(shipped(source)).read_text(encoding='utf-8'), getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
+        )
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     found: Places = {}
