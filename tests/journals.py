@@ -7,8 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from hypothesis import strategies as st
-
 from llmfoundry_gauntlet.results.journal import Identity, Journal, read_journal
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
@@ -24,40 +22,6 @@ def item(row: int, **changes: Any) -> ItemResult:
     values |= {'category': 'Größe', 'gold': 1, 'score': 0.5, 'logprobs': (-1.5, -0.25 - row), 'num_tokens': (2, 3)}
     values |= {'prompt_sha256': '5e7f', 'truncated': False, 'cluster': f'{row:016x}', **changes}
     return ItemResult(key=ItemKey('sums/2-shot', row), **values)
-
-
-def item_results(
-    tasks: st.SearchStrategy[str], texts: st.SearchStrategy[str], logprobs: st.SearchStrategy[float]
-) -> st.SearchStrategy[ItemResult]:
-    """Return a strategy for results of any kind."""
-    values = st.none() | st.lists(logprobs, min_size=1, max_size=4).map(tuple)
-    counts = st.none() | st.lists(st.integers(0, 10**6), min_size=1, max_size=4).map(tuple)
-    text = st.none() | texts
-    finite = st.floats(allow_nan=False, allow_infinity=False)
-    return st.builds(
-        ItemResult,
-        key=st.builds(
-            ItemKey, task=tasks, row=st.integers(0, 2**40), file=text, variant=text, sample=st.integers(0, 200)
-        ),
-        category=text,
-        gold=text | st.integers(0, 25),
-        predicted=st.none() | st.integers(0, 25),
-        score=st.none() | st.floats(0, 1),
-        logprobs=values,
-        num_tokens=counts,
-        reason=text,
-        prompt_sha256=texts,
-        truncated=st.booleans(),
-        text=text,
-        answer=text,
-        metrics=st.dictionaries(texts, finite, max_size=3),
-        facts=st.dictionaries(texts, texts | st.integers(), max_size=3),
-        num_characters=counts,
-        num_bytes=counts,
-        logprobs_alone=values,
-        num_shots=st.none() | st.integers(0, 10) | st.floats(0, 10),
-        cluster=st.just('') | st.integers(0, 2**64 - 1).map('{:016x}'.format),
-    )
 
 
 def write(

@@ -55,8 +55,9 @@ def test_a_damaged_line_is_named_and_repair_drops_only_it(lasting: Path, data):
     lines = lines_of(lasting)
     place = data.draw(st.integers(1, len(lines) - 2), label='line')
     offset = data.draw(st.integers(0, len(lines[place]) - 2), label='byte')  # for the line feed see below
-    flipped = lines[place][offset] ^ data.draw(st.integers(1, 255), label='change')
-    wrong = lines[place][:offset] + bytes([flipped]) + lines[place][offset + 1 :]
+    change = data.draw(st.integers(0, 255), label='change')  # 0 removes the byte
+    put_in = bytes([lines[place][offset] ^ change]) if change else b''
+    wrong = lines[place][:offset] + put_in + lines[place][offset + 1 :]
     try:
         put(lasting, [*lines[:place], wrong, *lines[place + 1 :]])
         with pytest.raises(RecordError) as raised:
@@ -65,9 +66,30 @@ def test_a_damaged_line_is_named_and_repair_drops_only_it(lasting: Path, data):
     finally:
         put(lasting, lines)
     named = [f'{lasting}:{place + 1}: {DAMAGED}']
-    if flipped in b'\r\n':  # then it is two lines, but where there was only the line feed after it
+    if put_in and put_in in b'\r\n':  # then it is two lines, but where there was only the line feed after it
         named += [f'{lasting}:{place + 2}: {DAMAGED}'] * (raised.value.problems[1:] != ())
     assert list(raised.value.problems) == named
+
+
+@pytest.mark.parametrize(
+    'line',
+    [
+        b'\n',
+        b' \n',
+        b'0  \n',
+        b'-1 e3b0c44298fc1c14 \n',
+        b'\xd9\xa0 e3b0c44298fc1c14 \n',  # a digit, but none of ours
+        pytest.param(b'9' * 5000 + b' e3b0c44298fc1c14 \n', id='more digits than Python makes a number of'),
+        b'{"identity": {}}\n',
+    ],
+)
+def test_what_is_no_line_is_named_and_repair_drops_only_it(several: Path, line: bytes):
+    lines = lines_of(several)
+    put(several, [*lines[:3], line, *lines[3:]])
+    with pytest.raises(RecordError) as raised:
+        read_journal(several.parent.parent)
+    assert raised.value.problems == (f'{several}:4: {DAMAGED}',)
+    assert kept(several.parent.parent, repair=True) == without()
 
 
 @pytest.mark.parametrize('place', [1, 6])  # of the line; 6 is the last but one

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journals import item_results
 
 from llmfoundry_gauntlet.results.files import read_results, write_lines
 from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
@@ -18,7 +17,33 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 TEXTS = st.text(max_size=8) | st.sampled_from(['\n', '\r\n', '\x85', '\u2028', '\0', '"\\', 'é\U0001f600'])
 NUMBERS = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 5e-324, 1 / 3])
-RESULTS = item_results(st.just('t/0-shot'), TEXTS, NUMBERS)
+LOGPROBS = st.none() | st.lists(NUMBERS, min_size=1, max_size=4).map(tuple)
+COUNTS = st.none() | st.lists(st.integers(0, 10**6), min_size=1, max_size=4).map(tuple)
+TEXT = st.none() | TEXTS
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+RESULTS = st.builds(
+    ItemResult,
+    key=st.builds(
+        ItemKey,
+        task=st.just('t/0-shot'),
+        row=st.integers(0, 2**40),
+        file=TEXT,
+        variant=TEXT,
+        sample=st.integers(0, 200),
+    ),
+    gold=TEXT | st.integers(0, 25),
+    predicted=st.none() | st.integers(0, 25),
+    score=st.none() | st.floats(0, 1),
+    prompt_sha256=TEXTS,
+    truncated=st.booleans(),
+    metrics=st.dictionaries(TEXTS, FINITE, max_size=3),
+    facts=st.dictionaries(TEXTS, TEXTS | st.integers(), max_size=3),
+    num_shots=st.none() | st.integers(0, 10) | st.floats(0, 10),
+    cluster=st.just('') | st.integers(0, 2**64 - 1).map('{:016x}'.format),
+    **dict.fromkeys(('category', 'reason', 'text', 'answer'), TEXT),
+    **dict.fromkeys(('num_tokens', 'num_characters', 'num_bytes'), COUNTS),
+    **dict.fromkeys(('logprobs', 'logprobs_alone'), LOGPROBS),
+)
 
 ITEM = {
     'key': ItemKey('t/0-shot', 0),
