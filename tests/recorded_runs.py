@@ -217,6 +217,10 @@ def record_of(run: Path) -> dict[str, Any]:
     return json.loads((run / 'results.json').read_text())
 
 
+def accuracy_of(record: dict[str, Any], key: str) -> dict[str, Any]:
+    return next(iter(record['tasks'][key]['metrics'].values()))
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     """Return the names and bytes of a folder's files."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from itertools import combinations
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 from paths import ROOT
+from recorded_runs import read_lines
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -49,10 +49,6 @@ def prepared_of(
     *entries: dict[str, Any], template: str | None = None, cache: Path | None = None, **more: Any
 ) -> PreparedEvaluation:
     return prepare_evaluation(data_of(*entries, **more), Encoder(tokenizer(template)), max_seq_len=1024, cache=cache)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding='utf-8').splitlines()]
 
 
 def mean(values: Iterable[float]) -> float:

@@ -21,6 +21,7 @@ OF_REQUESTS = {
     *('--outputs', '--format'),
 }
 OF_RECORDS = {'--out', '--gauntlet', '--allow-missing', '--overwrite', '--from', '--format'}
+OF_ANSWERS = {'--allow-missing', '--repair-journal'}  # the second needs --resume
 OF_REAL_RUNS = {'--repair-journal', '--resume', '--time-budget', '--logger', '--log'}
 
 
@@ -42,19 +43,28 @@ def words_of(names: Iterable[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ('given', 'refused'),
+    ('given', 'refused', 'because_of'),
     [
-        (ALWAYS | {'--outputs'}, ALWAYS - OF_REQUESTS),
-        (ALWAYS | {'--from'}, ALWAYS - OF_RECORDS),
-        (ALWAYS - {'--resume', '--dry-run'} | {'--model'}, {'--allow-missing', '--repair-journal'}),
-        (ALWAYS - {'--allow-missing'} | {'--model'}, OF_REAL_RUNS),
+        (ALWAYS | {'--outputs'}, ALWAYS - OF_REQUESTS, {'--outputs'}),
+        (ALWAYS | {'--from'}, ALWAYS - OF_RECORDS, {'--from'}),
+        (
+            ALWAYS - {'--resume', '--dry-run'} | {'--model'},
+            {'--allow-missing', '--repair-journal'},
+            {'--model', '--resume'},
+        ),
+        (ALWAYS - {'--allow-missing'} | {'--model'}, OF_REAL_RUNS, {'--dry-run'}),
     ],
     ids=['outputs', 'from', 'model', 'dry run'],
 )
-def test_all_unused_options_of_run_are_refused_at_once(gauntlet, elsewhere: Path, given: set[str], refused: set[str]):
+def test_all_unused_options_of_run_are_refused_at_once(
+    gauntlet, elsewhere: Path, given: set[str], refused: set[str], because_of: set[str]
+):
+    """Each line names the option and what it has no effect with, or without."""
     status, out, err = gauntlet('run', *words_of(given))
     assert (status, out) == (2, '')
-    assert {line.removeprefix('error: ').partition(':')[0] for line in err.splitlines()} == refused
+    lines = [line.removeprefix('error: ').partition(':') for line in err.splitlines()]
+    assert {name for name, *_ in lines} == refused
+    assert all(because_of & {*said.replace(';', '').split()} for *_, said in lines)
     assert list(elsewhere.iterdir()) == []
 
 

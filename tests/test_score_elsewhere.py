@@ -11,8 +11,8 @@ import pytest
 import tiny
 from command_line import run_cli
 from composer.loggers import InMemoryLogger
-from recorded_runs import NAMES, problems_of, write_answers
-from score_runs import DRAWN, LEAD, ORDER, PROMPT, data_of, read_lines
+from recorded_runs import NAMES, problems_of, read_lines, write_answers
+from score_runs import DRAWN, LEAD, ORDER, PROMPT, data_of
 
 from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.results.external import read_answers, score_answers
@@ -191,21 +191,6 @@ def test_missing_duplicate_and_unknown_variants_are_named(rows: Path, tmp_path: 
     problems = problems_of(data_of(*ENTRIES, data_root=rows), write_answers(rows, lines))
     for problem, fact in zip(problems, [*facts, *(f'{name}: there is no answer' for name in missing)], strict=True):
         assert problem.startswith(fact)
-
-
-def test_tasks_and_score_on_one_of_them_are_exported_together(rows: Path, tmp_path: Path):
-    (rows / 'arc.jsonl').write_text(json.dumps({'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0}) + '\n')
-    task = {'label': 'arc', 'dataset_uri': 'arc.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
-    (rows / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))
-    (rows / 'score.yaml').write_text(json.dumps({'score': {'dataset': 'arc', 'perturbations': [ORDER]}}))
-    common = ['--data-root', rows, '--out', tmp_path / 'requests.jsonl']
-    assert run_cli('export', '--tasks', rows / 'tasks.yaml', '--score', rows / 'score.yaml', *common) == 0
-    lines = read_lines(tmp_path / 'requests.jsonl')
-    assert [(line['task'], line['variant']) for line in lines] == [
-        ('arc', None),
-        ('score_arc', 'option_order:A'),
-        ('score_arc', 'option_order:B'),
-    ]
 
 
 def test_evaluations_in_training_log_score_metrics_at_their_batch(rows: Path, tmp_path: Path):

@@ -21,8 +21,8 @@ from recorded_runs import (
     ROWS,
     SIZES,
     VARIANTS,
+    accuracy_of,
     answers_of,
-    copy_run,
     edited,
     files_of,
     gauntlet_yaml,
@@ -47,16 +47,6 @@ def recompute(gauntlet, tmp_path: Path):
         return tmp_path / name
 
     return recompute
-
-
-@pytest.fixture
-def run(runs: dict[str, Path], tmp_path: Path) -> Path:
-    """Return a run that the test may change."""
-    return copy_run(runs['a'], tmp_path / 'run')
-
-
-def accuracy_of(record: dict[str, Any], key: str) -> dict[str, Any]:
-    return next(iter(record['tasks'][key]['metrics'].values()))
 
 
 # The same numbers again.
@@ -251,27 +241,6 @@ def test_runs_and_folders_are_not_overwritten_unless_asked(refusal, gauntlet, ru
     assert files_of(other) == before
 
 
-@pytest.mark.parametrize(
-    'words',
-    [
-        '--tasks tasks.yaml --from',
-        '--score score.yaml --from',
-        '--model model --outputs',
-        '--outputs outputs --model',
-        '--semantics reference --from',
-        '--fewshot fixed --from',
-        '--limit 3 --from',
-        '--resume --from',
-        '--time-budget 9s --from',
-    ],
-)
-def test_options_without_effect_are_errors(refusal, runs: dict[str, Path], words: str):
-    """The last word is the other option that the error names."""
-    *given, other = words.split()
-    err = refusal(runs['a'], *given)
-    assert given[0] in err and other in err
-
-
 def problems_of(run: Path) -> str:
     """Return why a run cannot be read."""
     with pytest.raises(RecordError) as raised:
@@ -289,6 +258,7 @@ def problems_of(run: Path) -> str:
             for name, value in {'score': 'high', 'text': 7, 'gold': [1], 'row': '3', 'reason': {}}.items()
         ),
         ({'prompt_sha256': None}, 'prompt_sha256 is '),
+        ({'cluster': 'a passage'}, 'base 16'),
         ({'num_tokens': ['4']}, 'num_tokens[0] is '),
         ({'metrics': [1]}, 'metrics is '),
         ({'metrics': {'StrictMatch': 'yes'}}, 'metrics.StrictMatch is '),

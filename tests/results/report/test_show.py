@@ -24,6 +24,7 @@ from recorded_runs import (
     RIDDLES,
     ROWS,
     TOPICS,
+    accuracy_of,
     copy_run,
     edited,
     record_of,
@@ -67,10 +68,6 @@ def shown(gauntlet):
 def formatted(measure: dict[str, Any]) -> list[str]:
     """Return a value and its error as in a table."""
     return [f'{measure["value"]:.3f}', f'{measure["standard_error"]:.3f}']
-
-
-def accuracy_of(record: dict[str, Any], key: str) -> dict[str, Any]:
-    return next(iter(record['tasks'][key]['metrics'].values()))
 
 
 # Numbers.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from clustered_items import usual_error
@@ -17,6 +16,7 @@ from recorded_runs import (
     RIDDLES,
     ROWS,
     TOPICS,
+    accuracy_of,
     answers_of,
     copy_run,
     edited,
@@ -51,10 +51,6 @@ def subsets(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, P
         found[name] = folder / name
         assert run_cli('run', '--outputs', path, *words, *limit, '--data-root', data, '--out', found[name]) == 0
     return found
-
-
-def accuracy_of(record: dict[str, Any], task: str) -> dict[str, Any]:
-    return next(iter(record['tasks'][task]['metrics'].values()))
 
 
 def test_a_subset_records_both_errors_and_the_clusters_of_its_files(subsets):
