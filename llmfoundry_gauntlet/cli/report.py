@@ -111,7 +111,7 @@ def show(
     """
     from llmfoundry_gauntlet.results.report.lm_eval import lm_eval_record
     from llmfoundry_gauntlet.results.report.printing import print_scores
-    from llmfoundry_gauntlet.results.report.scores import find_evaluations, find_runs
+    from llmfoundry_gauntlet.results.runs import find_evaluations, find_runs
 
     if form is not ShowForm.LM_EVAL:
         print_scores(find_evaluations(runs), form)

@@ -72,7 +72,7 @@ def run(
     gauntlet run --model MODEL --dry-run
     """
     from llmfoundry_gauntlet.results.report.printing import print_scores
-    from llmfoundry_gauntlet.results.report.scores import find_evaluations
+    from llmfoundry_gauntlet.results.runs import find_evaluations
 
     start_logging()
     problems = []

@@ -39,7 +39,7 @@ from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problem
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import check_out
 from llmfoundry_gauntlet.results.report.printing import print_runs, print_scores
-from llmfoundry_gauntlet.results.report.scores import find_evaluations
+from llmfoundry_gauntlet.results.runs import find_evaluations
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
 DEVICES = ('cpu', 'gpu')

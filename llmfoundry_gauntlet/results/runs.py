@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,57 @@ from llmfoundry_gauntlet.evaluation.run import Evaluation, Scores, summarize
 from llmfoundry_gauntlet.evaluation.suite import Suite, decode_task
 from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_results, results_record
 from llmfoundry_gauntlet.results.journal import Finished
-from llmfoundry_gauntlet.results.report.scores import RecordedEvaluation, ScoreRow, recorded_evaluation
+from llmfoundry_gauntlet.results.report.scores import (
+    ResultsRecord,
+    ScoreRow,
+    score_name,
+    score_rows,
+    short_names,
+)
 from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import score_task
 from llmfoundry_gauntlet.types import FileSizes, ItemResult
 
+SHOWN_OF_SCORE = ('accuracy', 'consistency_rate')
+MAX_RUNS = 8  # that colours tell apart
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Run(Scores):
-    """A recorded evaluation: its results.json, its tasks with their settings, and their items."""
+    """A recorded evaluation: its results.json, checked; its tasks and items are read from its folder on first use."""
 
     folder: Path
     record: Mapping[str, Any]
-    data: EvaluationData
-    results: Mapping[str, tuple[ItemResult, ...]]
+    scores: ResultsRecord
+    rows: tuple[ScoreRow, ...]
+
+    @cached_property
+    def data(self) -> EvaluationData:
+        """Return the settings and the tasks, without their rows. Raise RecordError."""
+        path = self.folder / RESULTS
+        try:
+            return recorded_data(self.record, path)
+        except (KeyError, TypeError) as error:
+            raise RecordError(f'{path}: cannot be used: {error!r}; evaluate again') from error
+        except ConfigError as error:
+            raise RecordError([f'{path}: cannot be used: {text}; evaluate again' for text in error.problems]) from error
+
+    @cached_property
+    def results(self) -> dict[str, tuple[ItemResult, ...]]:
+        """Return the items of each task. Raise RecordError."""
+        counts = {key: entry.num_items for key, entry in self.scores.tasks.items()}
+        counts.update({entry.task: entry.num_items for entry in (self.scores.score or {}).values()})
+        results = {}
+        for key in self.tasks:
+            found = results[key] = read_samples(self.folder, key)
+            num_items = len({result.key for result in found})
+            if not num_items == len(found) == counts[key]:
+                raise RecordError(
+                    f'{samples_file(self.folder, key)}: has {len(found)} lines of {num_items} items, but {RESULTS} '
+                    f'says {counts[key]}; evaluate again'
+                )
+        return results
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -43,33 +80,109 @@ class Run(Scores):
 
     @property
     def batch(self) -> int | None:
-        """Return the training batch of the model; None if unknown."""
-        return (self.record['training'] or {}).get('batch')
+        """Return the training batch, `None` if unknown."""
+        return (self.scores.training or {}).get('batch')
+
+    @property
+    def name(self) -> str:
+        """Return the training batch, else the name of the folder."""
+        return (self.folder.name or str(self.folder)) if self.batch is None else f'ba{self.batch}'
+
+    @property
+    def origins(self) -> dict[str, str | None]:
+        """Return the origin of the data of each task that was run, SCORE's too; `None` if unknown."""
+        tasks = {key: task.data_origin for key, task in self.scores.tasks.items() if task.metrics is not None}
+        return tasks | {entry.task or name: entry.data_origin for name, entry in (self.scores.score or {}).items()}
+
+    @cached_property
+    def headline(self) -> dict[tuple[str, str], ScoreRow]:
+        """Return the main scores by kind and name.
+
+        These are the accuracy of each task, categories, averages, and accuracy and consistency of SCORE.
+        """
+        found: dict[tuple[str, str], ScoreRow] = {}
+        for row in (row for row in self.rows if row.part is None):
+            names = [row.name]  # a task's first number is its accuracy
+            if row.kind == 'perturbation':
+                names = [f'{score_name(row)} {metric}' for metric in SHOWN_OF_SCORE if row.metric in (metric, None)]
+            for name in names:
+                found.setdefault((row.kind, name), row)
+        return found
+
+    @property
+    def task_categories(self) -> dict[str, str]:
+        """Return the first category of the gauntlet that counts each task."""
+        composites = self.scores.composites
+        categories = composites.gauntlet.categories if composites is not None else ()
+        return {one.key: category.name for category in reversed(categories) for one in category.benchmarks}
+
+
+def recorded_run(folder: Path, record: Mapping[str, Any]) -> Run:
+    """Return a record as a run. Raise RecordError naming the file and each invalid key."""
+    problems = Problems(str(folder / RESULTS))
+    scores: ResultsRecord | None = decode(ResultsRecord, record, '', problems)
+    parts = [] if scores is None else list(score_rows(scores, problems))
+    if scores is None or problems.found:
+        raise RecordError([f'{problem}; evaluate again' for problem in problems.found])
+    training = scores.training or {}
+    point: dict[str, Any] = {'run': str(folder), 'batch': training.get('batch'), 'token': training.get('token')}
+    rows = tuple(ScoreRow(**point, **part) for part in parts)
+    return Run(folder=folder, record=record, scores=scores, rows=rows)
 
 
 def read_run(folder: str | Path) -> Run:
-    """Return the evaluation in a folder. Raise RecordError."""
-    folder = Path(folder)
-    record = read_results(folder)
-    try:
-        data = recorded_data(record, folder / RESULTS)
-    except (KeyError, TypeError) as error:
-        raise RecordError(f'{folder / RESULTS}: cannot be used: {error!r}; evaluate again') from error
-    except ConfigError as error:
-        raise RecordError(
-            [f'{folder / RESULTS}: cannot be used: {text}; evaluate again' for text in error.problems]
-        ) from error
-    results = {task.key: read_samples(folder, task.key) for task in data.suite.tasks}
-    counts = {key: entry.get('num_items') for key, entry in record['tasks'].items()}
-    counts.update({entry['task']: entry['num_items'] for entry in (record['score'] or {}).values()})
-    for key, found in results.items():
-        num_items = len({result.key for result in found})
-        if not num_items == len(found) == counts[key]:
-            raise RecordError(
-                f'{samples_file(folder, key)}: has {len(found)} lines of {num_items} items, but {RESULTS} says '
-                f'{counts[key]}; evaluate again'
-            )
-    return Run(folder=folder, record=record, data=data, results=results)
+    """Return the evaluation in a folder, with all its items. Raise RecordError."""
+    run = recorded_run(Path(folder), read_results(Path(folder)))
+    _ = run.results  # reads them now
+    return run
+
+
+def find_evaluations(folders: Sequence[Path]) -> list[Run]:
+    """Return the evaluations at or below each folder, each once, in the order of training. Raise RecordError."""
+    found = {path.resolve(): (path, record) for folder in folders for path, record in find_results(folder)}
+    return [recorded_run(path, record) for path, record in found.values()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSeries:
+    """At least one evaluation, in the order of training, under a short name."""
+
+    name: str
+    evaluations: Sequence[Run]
+
+    @property
+    def last(self) -> Run:
+        """Return the evaluation that represents the run in comparisons."""
+        return self.evaluations[-1]
+
+
+def find_runs(folders: Sequence[Path]) -> list[RunSeries]:
+    """Return the runs at or below these folders, named by `short_names`.
+
+    Sibling folders with evaluations of different training batches are one run; every other evaluation is a run of its
+    own. Raise RecordError for a damaged record, ConfigError for more runs than a page can show.
+    """
+    found = {place.resolve(): (place, run) for folder in folders for place, run in runs_below(folder)}
+    if len(found) > MAX_RUNS:
+        named = ', '.join(str(place) for place, _ in list(found.values())[:3])
+        raise ConfigError(f'there are {len(found)} runs ({named}, ...); a page shows at most {MAX_RUNS}: name fewer')
+    if len(found) == 1:
+        return [RunSeries(name=str(place), evaluations=run) for place, run in found.values()]
+    names = short_names([place for place, _ in found.values()])
+    return [RunSeries(name=name, evaluations=run) for name, (_, run) in zip(names, found.values(), strict=True)]
+
+
+def runs_below(folder: Path) -> Iterator[tuple[Path, list[Run]]]:
+    """Yield the runs at or below one folder, in the order of their paths."""
+    groups: dict[Path, list[Run]] = {}
+    for found in sorted(find_evaluations([folder]), key=lambda one: one.folder):
+        groups.setdefault(found.folder.parent, []).append(found)
+    for parent, members in groups.items():
+        batches = {member.batch for member in members}
+        if len(members) > 1 and None not in batches and len(batches) == len(members):
+            yield parent, sorted(members, key=lambda member: member.batch or 0)
+        else:
+            yield from ((member.folder, [member]) for member in members)
 
 
 def finished_run(folder: Path) -> Finished | None:
@@ -165,7 +278,7 @@ def scores_frame(scored: Scored | Iterable[Scored]) -> Any:
     """
     pd = importlib.import_module('pandas')  # untyped
 
-    found = [asdict(row) for _, one in recorded(scored) for row in one.rows]
+    found = [asdict(row) for run, _ in recorded(scored) for row in run.rows]
     frame = pd.DataFrame(found, columns=[field.name for field in fields(ScoreRow)])
     integers = dict.fromkeys(('batch', 'token', 'num_items'), 'Int64')
     return frame.astype({**integers, **dict.fromkeys(('value', 'standard_error', 'low', 'high', 'chance'), 'float64')})
@@ -181,23 +294,20 @@ def samples_frame(scored: Scored | Iterable[Scored]) -> Any:
     pd = importlib.import_module('pandas')  # untyped
 
     rows = [
-        {'run': str(found.folder), 'batch': found.batch, 'task': task, **json.loads(sample_line(result))}
-        for one, found in recorded(scored)
-        for task, results in one.results.items()
+        {'run': str(run.folder), 'batch': run.batch, 'task': task, **json.loads(sample_line(result))}
+        for run, items in recorded(scored)
+        for task, results in items.items()
         for result in results
     ]
     frame = pd.DataFrame(rows)
     return frame.astype({'batch': 'Int64'}) if rows else frame
 
 
-def recorded(scored: Scored | Iterable[Scored]) -> list[tuple[Scored, RecordedEvaluation]]:
-    """Return each evaluation with its numbers; without a folder it is 'evaluation 1', 'evaluation 2', ..."""
-    several = [scored] if isinstance(scored, Evaluation | Run) else list(scored)
-    found = []
-    for number, one in enumerate(several, 1):
+def recorded(scored: Scored | Iterable[Scored]) -> Iterator[tuple[Run, Mapping[str, Sequence[ItemResult]]]]:
+    """Yield each evaluation as a run, with its items; without a folder it is 'evaluation 1', 'evaluation 2', ..."""
+    for number, one in enumerate([scored] if isinstance(scored, Evaluation | Run) else scored, 1):
         if isinstance(one, Run):
-            folder, record = one.folder, one.record
+            yield one, one.results
         else:
-            folder, record = Path(one.data.settings.save_folder or f'evaluation {number}'), results_record(one)
-        found.append((one, recorded_evaluation(folder, record)))
-    return found
+            folder = Path(one.data.settings.save_folder or f'evaluation {number}')
+            yield recorded_run(folder, results_record(one)), one.results

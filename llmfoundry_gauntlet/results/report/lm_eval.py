@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from llmfoundry_gauntlet.results.report.scores import MeasureRecord, RecordedEvaluation, TaskRecord
+from llmfoundry_gauntlet.results.report.scores import MeasureRecord, TaskRecord
+from llmfoundry_gauntlet.results.runs import Run
 
 METRICS = {
     'InContextLearningMultipleChoiceAccuracy': 'acc',
@@ -32,9 +33,9 @@ FILTER = 'none'  # the name of lm-eval's filter that changes nothing
 NO_ERROR = 'N/A'  # in place of a standard error, as in lm-eval
 
 
-def lm_eval_record(evaluation: RecordedEvaluation) -> dict[str, Any]:
+def lm_eval_record(evaluation: Run) -> dict[str, Any]:
     """Return the tasks that have a score, with their settings, and those of the evaluation."""
-    results, record = evaluation.results, evaluation.record
+    results, record = evaluation.scores, evaluation.record
     model, config, environment = (record.get(key) or {} for key in ('model', 'config', 'environment'))
     tasks = {key: task for key, task in results.tasks.items() if scores_of(task)}
     names = task_names(tasks)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.results.report.printing import TITLE, origin_banner, truncation_banner
-from llmfoundry_gauntlet.results.report.scores import RecordedRun, ScoreRow, find_runs
+from llmfoundry_gauntlet.results.report.scores import ScoreRow
 from llmfoundry_gauntlet.results.report.sections import make_sections
 from llmfoundry_gauntlet.results.report.tables import MINUS, Row, ends_of, shortened, visible
-from llmfoundry_gauntlet.results.runs import Run, read_run
+from llmfoundry_gauntlet.results.runs import Run, RunSeries, find_runs
 from llmfoundry_gauntlet.results.samples import prompts_of, shared_key
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE
@@ -71,11 +71,10 @@ def make_page(
     from markupsafe import Markup
 
     runs = find_runs(folders)
-    results = [read_run(run.last.folder) for run in runs]
-    sections = make_sections(runs, results)
+    sections = make_sections(runs)
     last = [run.last for run in runs]
     banners = [origin_banner(last), *dict.fromkeys(truncation_banner([one]) for one in last)]
-    shown = make_samples(results, samples, data_root=data_root, with_prompts=with_prompts)
+    shown = make_samples(last, samples, data_root=data_root, with_prompts=with_prompts)
     templates = resources.files(PACKAGE) / 'templates'
     style, script = ((templates / name).read_text(encoding='utf-8') for name in ('page.css', 'page.js'))
     scripts = [chart_library(), script]
@@ -105,7 +104,7 @@ def make_page(
     )
 
 
-def default_title(runs: Sequence[RecordedRun]) -> str:
+def default_title(runs: Sequence[RunSeries]) -> str:
     """Return the name of a single run's model, else of the gauntlet."""
     name = (runs[0].last.record['model'] or {}).get('name')
     return f'{TITLE}: {shortened(str(name), 80)}' if len(runs) == 1 and name else TITLE

@@ -16,9 +16,7 @@ from llmfoundry_gauntlet.results.report.comparison import Comparison, Trends
 from llmfoundry_gauntlet.results.report.scores import (
     KINDS,
     MAJORITY,
-    RecordedEvaluation,
     ScoreRow,
-    find_evaluations,
     score_name,
     short_names,
 )
@@ -31,6 +29,7 @@ from llmfoundry_gauntlet.results.report.tables import (
     ends_of,
     print_tables,
 )
+from llmfoundry_gauntlet.results.runs import Run, find_evaluations
 from llmfoundry_gauntlet.types import Measure
 
 CLEAR = 0.05  # a corrected p-value below it is marked, and a trend with one is shown with its signal to noise
@@ -67,11 +66,11 @@ def print_runs(folder: Path) -> None:
     print_scores(find_evaluations([folder]))
 
 
-def print_scores(evaluations: Sequence[RecordedEvaluation], form: str = 'table') -> None:
+def print_scores(evaluations: Sequence[Run], form: str = 'table') -> None:
     """Print the scores of evaluations as a 'table' with the paths of their files, or as 'markdown', 'csv' or 'json'."""
     table = scores_table(evaluations, with_errors=form == 'markdown' or len(evaluations) == 1)
     if form == 'table':
-        seconds = [f'{one.results.timing.seconds:.1f}' for one in evaluations]
+        seconds = [f'{one.scores.timing.seconds:.1f}' for one in evaluations]
         empty = [''] * (len(table.columns) - len(seconds))
         table = replace(table, parts=[*table.parts, [Row(name='seconds', cells=[*seconds, *empty])]])
     print_tables(form, [table], [asdict(row) for one in evaluations for row in one.rows])
@@ -79,9 +78,7 @@ def print_scores(evaluations: Sequence[RecordedEvaluation], form: str = 'table')
         print(one.folder / RESULTS)
 
 
-def scores_table(
-    evaluations: Sequence[RecordedEvaluation], names: Sequence[str] | None = None, *, with_errors: bool
-) -> Table:
+def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None, *, with_errors: bool) -> Table:
     """Return the tasks by category, then averages and SCORE, with a column per evaluation.
 
     For a single evaluation, the accuracies of guessing and of the majority class are shown beside tasks. Scores that
@@ -96,7 +93,7 @@ def scores_table(
     truncated = {
         key: '' if task.effective_shots is None else f'{task.effective_shots:.1f} shots on average'
         for one in evaluations
-        for key, task in one.results.tasks.items()
+        for key, task in one.scores.tasks.items()
         if task.num_truncated
     }
 
@@ -138,7 +135,7 @@ def scores_table(
     )
 
 
-def origin_banner(evaluations: Sequence[RecordedEvaluation]) -> str:
+def origin_banner(evaluations: Sequence[Run]) -> str:
     """Return how many tasks were run on sample data, '' if none were."""
     origins = {key: origin for one in evaluations for key, origin in one.origins.items()}
     sampled = [key for key, origin in origins.items() if origin == 'sample']
@@ -148,10 +145,10 @@ def origin_banner(evaluations: Sequence[RecordedEvaluation]) -> str:
     return f'{share}{SAMPLE_DATA}'
 
 
-def truncation_banner(evaluations: Sequence[RecordedEvaluation]) -> str:
+def truncation_banner(evaluations: Sequence[Run]) -> str:
     """Return how many tasks of the last evaluation had shortened prompts and the shots these had left, '' if none."""
     last = evaluations[-1]
-    ran = {key: task for key, task in last.results.tasks.items() if task.metrics is not None}
+    ran = {key: task for key, task in last.scores.tasks.items() if task.metrics is not None}
     tasks = {key: task for key, task in ran.items() if task.num_truncated}
     if not tasks:
         return ''
@@ -160,18 +157,18 @@ def truncation_banner(evaluations: Sequence[RecordedEvaluation]) -> str:
         if task.effective_shots is not None and not key.endswith('/0-shot'):
             shots.setdefault(key.rpartition('/')[2], []).append(task.effective_shots)
     means = [f'{name} is {mean(found):.1f} on average' for name, found in shots.items()]
-    length = (last.results.config or {}).get('max_seq_len')
+    length = (last.scores.config or {}).get('max_seq_len')
     fitting = f' to fit {length} tokens' if length else ''
     return f'prompts of {len(tasks)} of {len(ran)} tasks are shortened{fitting}{"; ".join(["", *means])}'
 
 
-def score_notes(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
+def score_notes(evaluations: Sequence[Run]) -> list[str]:
     """Return notes on prompts and data: the marks of tasks, and data that are not the published ones."""
     notes = [f'{TRUNCATED} {text}' for text in [truncation_banner(evaluations)] if text]
     unscored = {
         key: f'{key} {task.num_unscored} of {task.num_items}'
         for one in evaluations
-        for key, task in one.results.tasks.items()
+        for key, task in one.scores.tasks.items()
         if task.num_unscored
     }
     if unscored:
@@ -184,7 +181,7 @@ def score_notes(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
     return notes
 
 
-def headline_cells(evaluations: Sequence[RecordedEvaluation]) -> Iterator[tuple[str, ScoreRow]]:
+def headline_cells(evaluations: Sequence[Run]) -> Iterator[tuple[str, ScoreRow]]:
     """Yield names and scores in the order of `KINDS`; composites without a value all have the same reason."""
     rows = [(key, row) for one in evaluations for key, row in one.headline.items()]
     for (kind, name), row in sorted(rows, key=lambda pair: KINDS.index(pair[0][0])):

@@ -6,24 +6,19 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import Problems, decode, join
-from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE
-from llmfoundry_gauntlet.results.files import RESULTS, find_results
 
 COMPOSITE = 'Composite'  # the metric of categories and averages
 ORIGINS = ('sample', 'unofficial', 'own', 'published')  # of data; the first say most about what a score is worth
 KINDS = ('task', 'category', 'average', 'perturbation')
-SHOWN_OF_SCORE = ('accuracy', 'consistency_rate')
 MAJORITY = 'MajorityClass'
 NO_METRICS = 'its type has no accuracy'
-MAX_RUNS = 8  # that colours tell apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +123,7 @@ class DatasetRecord:
     ignore_unknown_keys: ClassVar = True
     perturbations: dict[str, dict[str, Any]]
     task: str = ''
-    num_truncated: int = 0
+    num_items: int = 0
     data_origin: str | None = None
 
 
@@ -156,54 +151,6 @@ class ResultsRecord:
     config: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedEvaluation:
-    """One results.json: its raw content, its checked scores, and its folder."""
-
-    folder: Path
-    record: Mapping[str, Any]
-    results: ResultsRecord
-    rows: tuple[ScoreRow, ...]
-
-    @property
-    def batch(self) -> int | None:
-        """Return the training batch, `None` if unknown."""
-        return (self.results.training or {}).get('batch')
-
-    @property
-    def name(self) -> str:
-        """Return the training batch, else the name of the folder."""
-        return (self.folder.name or str(self.folder)) if self.batch is None else f'ba{self.batch}'
-
-    @property
-    def origins(self) -> dict[str, str | None]:
-        """Return the origin of the data of each task that was run, SCORE's too; `None` if unknown."""
-        tasks = {key: task.data_origin for key, task in self.results.tasks.items() if task.metrics is not None}
-        return tasks | {entry.task or name: entry.data_origin for name, entry in (self.results.score or {}).items()}
-
-    @cached_property
-    def headline(self) -> dict[tuple[str, str], ScoreRow]:
-        """Return the main scores by kind and name.
-
-        These are the accuracy of each task, categories, averages, and accuracy and consistency of SCORE.
-        """
-        found: dict[tuple[str, str], ScoreRow] = {}
-        for row in (row for row in self.rows if row.part is None):
-            names = [row.name]  # a task's first number is its accuracy
-            if row.kind == 'perturbation':
-                names = [f'{score_name(row)} {metric}' for metric in SHOWN_OF_SCORE if row.metric in (metric, None)]
-            for name in names:
-                found.setdefault((row.kind, name), row)
-        return found
-
-    @property
-    def task_categories(self) -> dict[str, str]:
-        """Return the first category of the gauntlet that counts each task."""
-        composites = self.results.composites
-        categories = composites.gauntlet.categories if composites is not None else ()
-        return {one.key: category.name for category in reversed(categories) for one in category.benchmarks}
-
-
 def score_name(row: ScoreRow) -> str:
     """Return the name of a perturbation in tables."""
     return row.name.replace('/', ' ')
@@ -223,28 +170,11 @@ def num_common(paths: Sequence[Sequence[str]]) -> int:
     return sum(1 for _ in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False)))
 
 
-def find_evaluations(folders: Sequence[Path]) -> list[RecordedEvaluation]:
-    """Return the evaluations at or below each folder, each once, in the order of training. Raise RecordError."""
-    found = {path.resolve(): (path, record) for folder in folders for path, record in find_results(folder)}
-    return [recorded_evaluation(path, record) for path, record in found.values()]
-
-
-def recorded_evaluation(folder: Path, record: Mapping[str, Any]) -> RecordedEvaluation:
-    """Return a record with its scores: composites first, then tasks, then SCORE.
-
-    Raise RecordError naming the file and each invalid key.
-    """
-    problems = Problems(str(folder / RESULTS))
-    results: ResultsRecord | None = decode(ResultsRecord, record, '', problems)
-    parts: list[dict[str, Any]] = []
-    if results is not None:
-        parts += [*composite_rows(results), *task_rows(results), *perturbation_rows(results, problems)]
-    if results is None or problems.found:
-        raise RecordError([f'{problem}; evaluate again' for problem in problems.found])
-    training = results.training or {}
-    point: dict[str, Any] = {'run': str(folder), 'batch': training.get('batch'), 'token': training.get('token')}
-    rows = tuple(ScoreRow(**point, **part) for part in parts)
-    return RecordedEvaluation(folder=folder, record=record, results=results, rows=rows)
+def score_rows(results: ResultsRecord, problems: Problems) -> Iterator[dict[str, Any]]:
+    """Yield the fields of ScoreRows: composites first, then tasks, then SCORE."""
+    yield from composite_rows(results)
+    yield from task_rows(results)
+    yield from perturbation_rows(results, problems)
 
 
 def composite_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
@@ -310,45 +240,3 @@ def perturbation_rows(results: ResultsRecord, problems: Problems) -> Iterator[di
                     measure = decode(MeasureRecord, one, path if part is None else join(path, part), problems)
                     if measure is not None:
                         yield {**row, 'metric': metric, 'part': part, **measure.columns(0.0, 1.0)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRun:
-    """At least one evaluation, in the order of training, under a short name."""
-
-    name: str
-    evaluations: Sequence[RecordedEvaluation]
-
-    @property
-    def last(self) -> RecordedEvaluation:
-        """Return the evaluation that represents the run in comparisons."""
-        return self.evaluations[-1]
-
-
-def find_runs(folders: Sequence[Path]) -> list[RecordedRun]:
-    """Return the runs at or below these folders, named by `short_names`.
-
-    Sibling folders with evaluations of different training batches are one run; every other evaluation is a run of its
-    own. Raise RecordError for a damaged record, ConfigError for more runs than a page can show.
-    """
-    found = {place.resolve(): (place, run) for folder in folders for place, run in runs_below(folder)}
-    if len(found) > MAX_RUNS:
-        named = ', '.join(str(place) for place, _ in list(found.values())[:3])
-        raise ConfigError(f'there are {len(found)} runs ({named}, ...); a page shows at most {MAX_RUNS}: name fewer')
-    if len(found) == 1:
-        return [RecordedRun(name=str(place), evaluations=run) for place, run in found.values()]
-    names = short_names([place for place, _ in found.values()])
-    return [RecordedRun(name=name, evaluations=run) for name, (_, run) in zip(names, found.values(), strict=True)]
-
-
-def runs_below(folder: Path) -> Iterator[tuple[Path, list[RecordedEvaluation]]]:
-    """Yield the runs at or below one folder, in the order of their paths."""
-    groups: dict[Path, list[RecordedEvaluation]] = {}
-    for found in sorted(find_evaluations([folder]), key=lambda one: one.folder):
-        groups.setdefault(found.folder.parent, []).append(found)
-    for parent, members in groups.items():
-        batches = {member.batch for member in members}
-        if len(members) > 1 and None not in batches and len(batches) == len(members):
-            yield parent, sorted(members, key=lambda member: member.batch or 0)
-        else:
-            yield from ((member.folder, [member]) for member in members)

@@ -15,9 +15,9 @@ from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.results.report.comparison import Comparison, compare, corrected
 from llmfoundry_gauntlet.results.report.printing import OTHER_TASKS, difference_table, scores_table, share_notes
-from llmfoundry_gauntlet.results.report.scores import RecordedEvaluation, RecordedRun, ScoreRow
+from llmfoundry_gauntlet.results.report.scores import ScoreRow
 from llmfoundry_gauntlet.results.report.tables import MINUS, Cell, Column, Row, Table, ends_of, visible
-from llmfoundry_gauntlet.results.runs import Run, read_run
+from llmfoundry_gauntlet.results.runs import Run, RunSeries
 
 BY_VARIANT = 'accuracy_by_variant'
 SCORE_METRICS = (
@@ -50,12 +50,12 @@ class Section:
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-def make_sections(runs: Sequence[RecordedRun], results: Sequence[Run]) -> list[Section]:
-    """Return the sections of a page without empty ones; `results` are the runs' last evaluations."""
+def make_sections(runs: Sequence[RunSeries]) -> list[Section]:
+    """Return the sections of a page without empty ones."""
     is_training = any(len(run.evaluations) > 1 for run in runs)
     sections = [
         *([curves_section(runs)] if is_training else []),
-        changes_section(runs, results),
+        changes_section(runs),
         *([tasks_section(runs)] if is_training else []),
         scores_section(runs),
         score_section(runs),
@@ -64,7 +64,7 @@ def make_sections(runs: Sequence[RecordedRun], results: Sequence[Run]) -> list[S
     return [one for one in sections if one.tables or one.charts or one.notes]
 
 
-def curves_section(runs: Sequence[RecordedRun]) -> Section:
+def curves_section(runs: Sequence[RunSeries]) -> Section:
     """Return the learning curves of averages and categories, and the training loss, with one axis."""
     losses = [replace(row, run=run.name) for run in runs for one in run.evaluations for row in loss_rows(one)]
     rows = [*rows_of(runs, 'average'), *losses, *rows_of(runs, 'category')]
@@ -77,7 +77,7 @@ def curves_section(runs: Sequence[RecordedRun]) -> Section:
     return Section(name='curves', title='Learning curves', notes=notes, charts={'': charts})
 
 
-def tasks_section(runs: Sequence[RecordedRun]) -> Section:
+def tasks_section(runs: Sequence[RunSeries]) -> Section:
     """Return the learning curves of tasks, by category."""
     categories = categories_of(runs)
     charts: dict[str, dict[str, Any]] = {name: {} for name in [*dict.fromkeys(categories.values()), OTHER_TASKS]}
@@ -88,39 +88,39 @@ def tasks_section(runs: Sequence[RecordedRun]) -> Section:
     return Section(name='tasks', title='Tasks', notes=notes if found else (), charts=found)
 
 
-def loss_rows(evaluation: RecordedEvaluation) -> list[ScoreRow]:
+def loss_rows(evaluation: Run) -> list[ScoreRow]:
     """Return the training loss of the last batch before an evaluation, if it is known."""
-    training = evaluation.results.training or {}
+    training = evaluation.scores.training or {}
     if (loss := training.get('loss')) is None:
         return []
     batch, token = evaluation.batch, training.get('token')
     return [ScoreRow(run='', batch=batch, token=token, kind=LOSS, name='training loss', value=loss)]
 
 
-def rows_of(runs: Sequence[RecordedRun], kind: str) -> list[ScoreRow]:
+def rows_of(runs: Sequence[RunSeries], kind: str) -> list[ScoreRow]:
     """Return the headline numbers of a kind in all evaluations, under the names of the runs."""
     found = [(run.name, row) for run in runs for one in run.evaluations for row in one.headline.values()]
     return [replace(row, run=name) for name, row in found if row.kind == kind]
 
 
-def categories_of(runs: Sequence[RecordedRun]) -> dict[str, str]:
+def categories_of(runs: Sequence[RunSeries]) -> dict[str, str]:
     """Return the category of each task that is in one."""
     return {task: name for run in reversed(runs) for task, name in run.last.task_categories.items()}
 
 
-def gauntlet_of(runs: Sequence[RecordedRun]) -> GauntletSpec | None:
+def gauntlet_of(runs: Sequence[RunSeries]) -> GauntletSpec | None:
     """Return the first gauntlet of the runs, `None` if none has one."""
-    composites = [run.last.results.composites for run in runs]
+    composites = [run.last.scores.composites for run in runs]
     return next((found.gauntlet for found in composites if found is not None), None)
 
 
-def is_rescaled(runs: Sequence[RecordedRun]) -> bool:
+def is_rescaled(runs: Sequence[RunSeries]) -> bool:
     """Return whether composites are 0 at chance."""
     gauntlet = gauntlet_of(runs)
     return gauntlet is not None and gauntlet.subtract_random_baseline
 
 
-def composite_note(runs: Sequence[RecordedRun]) -> str:
+def composite_note(runs: Sequence[RunSeries]) -> str:
     """Return the definition of composites in the first gauntlet."""
     gauntlet = gauntlet_of(runs)
     if gauntlet is None:
@@ -132,7 +132,7 @@ def composite_note(runs: Sequence[RecordedRun]) -> str:
     return 'Composites are weighted means of accuracies rescaled so that 0 is chance and 1 is perfect.'
 
 
-def scores_section(runs: Sequence[RecordedRun]) -> Section:
+def scores_section(runs: Sequence[RunSeries]) -> Section:
     """Return all scores of the last evaluations, with their intervals drawn."""
     evaluations = [run.last for run in runs]
     is_single = len(runs) == 1
@@ -150,25 +150,25 @@ def scores_section(runs: Sequence[RecordedRun]) -> Section:
     )
 
 
-def recorded_shares(evaluation: RecordedEvaluation) -> dict[str, dict[str, float]]:
+def recorded_shares(evaluation: Run) -> dict[str, dict[str, float]]:
     """Return the share of each task in the variance of each average; {} for averages of older records."""
-    composites = evaluation.results.composites
+    composites = evaluation.scores.composites
     return {} if composites is None else {name: one.variance_shares for name, one in composites.averages.items()}
 
 
-def with_counts(table: Table, evaluation: RecordedEvaluation) -> Table:
+def with_counts(table: Table, evaluation: Run) -> Table:
     """Return the table with the items and seconds of each task."""
 
     def counts(row: Row) -> list[Cell]:
-        task = evaluation.results.tasks.get(row.name)
-        return [task.num_items, evaluation.results.timing.tasks.get(row.name)] if task is not None else [None, None]
+        task = evaluation.scores.tasks.get(row.name)
+        return [task.num_items, evaluation.scores.timing.tasks.get(row.name)] if task is not None else [None, None]
 
     columns = [Column('items', '{:,}'.format, absent=''), Column('seconds', '{:.1f}'.format, absent='')]
     parts = [[replace(row, cells=[*row.cells, *counts(row)]) for row in part] for part in table.parts]
     return replace(table, columns=[*table.columns, *columns], parts=parts)
 
 
-def score_section(runs: Sequence[RecordedRun]) -> Section:
+def score_section(runs: Sequence[RunSeries]) -> Section:
     """Return SCORE's metrics for each dataset by perturbation, and the accuracies of variants."""
     rows = [replace(row, run=run.name) for run in runs for row in run.last.rows if row.kind == 'perturbation']
     found = {(row.name, row.run, row.metric, row.part): row for row in rows}
@@ -188,13 +188,13 @@ def score_section(runs: Sequence[RecordedRun]) -> Section:
     return Section(name='score', title='SCORE', notes=notes if tables else (), tables=tables)
 
 
-def changes_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> Section:
+def changes_section(runs: Sequence[RunSeries]) -> Section:
     """Return each run compared with the first, or a single run's last evaluation with the one before."""
-    pairs = [(runs[0].name, run.name, results[0], one) for run, one in zip(runs[1:], results[1:], strict=True)]
+    pairs = [(runs[0].name, run.name, runs[0].last, run.last) for run in runs[1:]]
     title, is_training = 'Comparison', len(runs) == 1 and len(runs[0].evaluations) > 1
     if is_training:
         before, last = runs[0].evaluations[-2:]
-        pairs = [(before.name, last.name, read_run(before.folder), results[0])]
+        pairs = [(before.name, last.name, before, last)]
         title = f'What changed since {before.name}'
     notes: list[str] = []
     found: dict[str, Comparison] = {}
@@ -215,7 +215,7 @@ def changes_section(runs: Sequence[RecordedRun], results: Sequence[Run]) -> Sect
     return Section(name='changes', title=title, notes=notes, tables=tables)
 
 
-def evaluations_section(runs: Sequence[RecordedRun]) -> Section:
+def evaluations_section(runs: Sequence[RunSeries]) -> Section:
     """Return the cost of each evaluation, and the settings of the last ones."""
     rows: list[Row] = []
     for run in runs:
