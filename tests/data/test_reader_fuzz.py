@@ -49,6 +49,7 @@ OTHERS: tuple[Any, ...] = (
     *(None, True, 0, 1, 2, -1, 10, 1.0, 1e300, 10**4000, float('nan'), float('inf'), '', ' ', '0', 'A', 'x' * 20_000),
     *([], [''], ['x'], ['x', 'y'], [1, 2], [None], {}, {'a': 1}, [['x'], ['y']], '\u2028', '\0', '\ud800', '\ufeff'),
 )
+OF_LINES = ('JSON', 'UTF-8', 'digits', 'surrogate', ' choices')  # in errors that name no key
 
 
 @pytest.mark.parametrize('kind', SOUND)
@@ -81,6 +82,7 @@ def test_rows_with_odd_values_are_read_or_named_with_file_and_line(tmp_path: Pat
             for problem in error.problems:
                 assert re.fullmatch(rf'{re.escape(str(path))}:2: .+', problem), other
                 assert len(problem) < 900 and problem.isprintable()
+                assert any(word in problem for word in (*row, *OF_LINES)), other
         else:
             assert found[0] == expected and len(found) == 2, other
             assert re.fullmatch('[0-9a-f]{16}', found[1].digest)

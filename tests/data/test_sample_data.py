@@ -25,7 +25,6 @@ TASKS = {task['label']: task for task in read_yaml(ROOT / 'yamls/tasks/gauntlet_
 SCORE_TASKS = {'score_mmlu_pro': MMLU_PRO, 'score_agieval': AGIEVAL, 'score_math': MATH}
 LEAST_ROWS = 12
 FILES = [file.path.removesuffix('.jsonl') for file in read_manifest() if not file.path.startswith('score/')]
-LEAST_SHARE, GREATEST_SHARE = 0.1, 0.6  # of the rows whose right choice stands in one place
 RARE_SOURCES = {'mmlu', 'agi_eval_sat_math', 'math_qa'}  # few published rows have a passage, or are long enough
 
 BEST = 'The best answer is'
@@ -77,16 +76,6 @@ def test_every_line_is_json_in_one_format_without_invisible_characters():
         for line in path.read_bytes().decode('utf-8').splitlines(keepends=True):
             assert line == json.dumps(json.loads(line), ensure_ascii=False) + '\n', path.name
             assert not re.search(r'[\u0080-\u00a0\u200b-\u200f\ufeff\ufffd]', line), path.name
-
-
-@pytest.mark.parametrize('name', [name for name in FILES if 'gold' in rows_of(name)[0]])
-def test_right_choices_are_spread_over_positions(name: str):
-    rows = rows_of(name)
-    (num_choices,) = {len(row.get('choices') or row['context_options']) for row in rows}
-    golds = Counter(row['gold'] for row in rows)
-    assert sorted(golds) == list(range(num_choices))
-    for count in golds.values():
-        assert LEAST_SHARE * len(rows) <= count <= GREATEST_SHARE * len(rows)
 
 
 @pytest.mark.parametrize('name', [name for name in FILES if Path(name).name in RULES.keys() - RARE_SOURCES])
