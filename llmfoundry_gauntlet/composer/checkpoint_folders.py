@@ -18,11 +18,11 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     LINK,
     METADATA,
     SHARD,
-    first_of,
     parts_without_optimizer,
 )
 from llmfoundry_gauntlet.composer.progress import meet
 from llmfoundry_gauntlet.composer.records import raised_on_all_ranks
+from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
 from llmfoundry_gauntlet.errors import ModelError
 
@@ -157,5 +157,5 @@ def what_is_in_it(names: list[str]) -> str:
         return f'is a folder of {len(found)} checkpoints; name one of them: {", ".join(found)}'
     return (
         f'is not a model: it has no {CONFIG} and no {METADATA}; allowed: a Composer checkpoint, whole or sharded, or a '
-        f'Hugging Face folder; it contains {first_of(sorted(names), ", ") or "no files"}'
+        f'Hugging Face folder; it contains {listed(sorted(names)) or "no files"}'
     )

@@ -14,8 +14,8 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -36,9 +36,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_utils import no_init_weights
 
+from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
 
-UNPICKLING_ERRORS = (*FOREIGN_ERRORS, pickle.UnpicklingError, EOFError)  # for a damaged pickle or another kind of file
+READING_ERRORS = (*FOREIGN_ERRORS, UnpicklingError, EOFError, SafetensorError)  # damaged or of another kind
 VALUES = tuple((value, f'{value.__module__}.{value.__qualname__}') for value in (Time, Timestamp, TimeUnit, timedelta))
 OF_TORCH = 'WeightsUnpickler error: '
 OF_METADATA = {
@@ -54,7 +55,6 @@ OF_METADATA = {
     'torch.distributed._shard.sharded_tensor.metadata': ('TensorProperties', 'MEM_FORMAT_ENCODING'),  # torch 2.2
 }
 PIECE_BYTES = 1 << 24
-MAX_NAMES = 5
 MAX_MESSAGE = 300
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 METADATA = '.metadata'  # of a sharded checkpoint
@@ -87,7 +87,7 @@ class Inert:
 def load_inert(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
     """Load a file written by torch.save: tensors, plain Python values, and Composer's times.
 
-    Objects of all other classes become `Inert`. Raise UNPICKLING_ERRORS; UnpicklingError says why something cannot be
+    Objects of all other classes become `Inert`. Raise READING_ERRORS; UnpicklingError says why something cannot be
     read without running code.
     """
     with torch.serialization.safe_globals([*VALUES]):
@@ -115,7 +115,7 @@ class InertReader(FileSystemReader):
     """Read shards; their metadata are unpickled without running code."""
 
     def read_metadata(self) -> Metadata:
-        """Return the metadata. Raise UNPICKLING_ERRORS."""
+        """Return the metadata. Raise READING_ERRORS."""
         metadata = MetadataUnpickler(io.BytesIO((Path(self.path) / METADATA).read_bytes())).load()
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(f'holds {type(metadata).__name__}; allowed: the metadata of a checkpoint')
@@ -163,14 +163,13 @@ def load_network(
     is_meta = device.type == 'meta'
     if getattr(config, 'quantization_config', None) is not None:
         raise ModelError(f'{name}: has quantised weights; allowed: float32, bfloat16, float16, float64')
-    try:
-        with no_init_weights(), device if is_meta else nullcontext():  # unwritten memory is not allocated yet
-            network = AutoModelForCausalLM.from_config(config, torch_dtype=dtype, trust_remote_code=trust_remote_code)
-    except FOREIGN_ERRORS as error:
-        place = place_of_config(config) or name
-        raise ModelError(
-            f'{place}: no model can be built from the configuration ({config.model_type}): {reason_of(error)}'
-        ) from error
+    place = place_of_config(config) or name
+    with (
+        model_errors(f'{place}: no model can be built from the configuration ({config.model_type})'),
+        no_init_weights(),
+        device if is_meta else nullcontext(),  # unwritten memory is not allocated yet
+    ):
+        network = AutoModelForCausalLM.from_config(config, torch_dtype=dtype, trust_remote_code=trust_remote_code)
     network.tie_weights()
     network.to(device).eval().requires_grad_(False)
     if is_meta:
@@ -228,7 +227,7 @@ def check_names(name: str, network: Any, places: Mapping[str, str]) -> None:
         return
     raise ModelError(
         f'{name}: the weights do not match the configuration, which is of {network.config.model_type}: '
-        f'{listed(missing)} missing, {listed(unknown)} unknown; give the configuration that they were trained with '
+        f'{counted(missing)} missing, {counted(unknown)} unknown; give the configuration that they were trained with '
         '(--model-config)'
     )
 
@@ -243,23 +242,17 @@ def check_tensors(name: str, pairs: Mapping[str, tuple[torch.Tensor, torch.Tenso
             types.append(f'{key} is {str(stored.dtype).removeprefix("torch.")}')
     if shapes:
         raise ModelError(
-            f'{name}: the weights do not match the configuration: {first_of(shapes, "; ")}; give the configuration '
+            f'{name}: the weights do not match the configuration: {listed(shapes)}; give the configuration '
             'that they were trained with (--model-config)'
         )
     if types:
         allowed = 'float32, bfloat16, float16, float64'
-        raise ModelError(f'{name}: the weights cannot be read: {first_of(types, ", ")}; allowed: {allowed}')
+        raise ModelError(f'{name}: the weights cannot be read: {listed(types)}; allowed: {allowed}')
 
 
-def listed(names: Collection[str]) -> str:
+def counted(names: Collection[str]) -> str:
     """Return the number of names and the first five."""
-    return f'{len(names)} ({first_of(sorted(names), ", ")})' if names else 'none'
-
-
-def first_of(words: Collection[str], between: str) -> str:
-    """Join the first five words, followed by '...' if there are more."""
-    shown = [*words][:MAX_NAMES]
-    return between.join([*shown, '...'] if len(words) > MAX_NAMES else shown)
+    return f'{len(names)} ({listed(sorted(names))})' if names else 'none'
 
 
 def copy_mapped(stored: torch.Tensor, target: torch.Tensor) -> None:
@@ -281,21 +274,24 @@ def copy_mapped(stored: torch.Tensor, target: torch.Tensor) -> None:
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, truncated if very long, or the error's type."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[0] if len(lines[0]) <= MAX_MESSAGE else f'{lines[0][:MAX_MESSAGE]}...'
+@contextmanager
+def model_errors(message: str, advice: str = '') -> Iterator[None]:
+    """Raise errors of other code as a ModelError with this message, the reason and advice."""
+    try:
+        yield
+    except READING_ERRORS as error:
+        raise ModelError('; '.join(filter(None, (f'{message}: {reason_of(error)}', advice)))) from error
 
 
 def reason_of(error: BaseException | None) -> str:
     """Return the first line of an error's message, with its type unless the message is meant for users."""
-    if error is None:
-        return ''
     if 'trust_remote_code=True' in str(error):
         return 'needs Python code of its own; read that code, then allow it with --trust-remote-code'
-    text = first_line(error)
-    is_plain = isinstance(error, (OSError, ValueError, ImportError)) or type(error) is Exception
-    return text if is_plain or text == type(error).__name__ else f'{type(error).__name__}: {text}'
+    kind = type(error).__name__
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)
+    text = line if len(line) <= MAX_MESSAGE else f'{line[:MAX_MESSAGE]}...'
+    is_plain = isinstance(error, (OSError, ValueError, ImportError, UnpicklingError)) or type(error) is Exception
+    return text if is_plain or text == kind else f'{kind}: {text}'
 
 
 def place_of_config(config: PretrainedConfig) -> str:
@@ -348,11 +344,11 @@ def load_mapped(path: Path, kind: str) -> Any:
         return load_inert(path, mmap=True)
     except UnpicklingError as error:
         raise ModelError(
-            f'{path}: cannot be read as {kind} without running code: {first_line(error)}; save it again with '
+            f'{path}: cannot be read as {kind} without running code: {reason_of(error)}; save it again with '
             'save_weights_only: true, or as a Hugging Face folder'
         ) from error
-    except UNPICKLING_ERRORS as error:
-        raise ModelError(f'{path}: is not {kind}: {first_line(error)}') from error
+    except READING_ERRORS as error:
+        raise ModelError(f'{path}: is not {kind}: {reason_of(error)}') from error
 
 
 def huggingface_of(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -366,12 +362,11 @@ def timestamp_of(path: Path, stored: Any) -> Timestamp | None:
     """Return the timestamp of a checkpoint; None if it contains only weights. Raise ModelError."""
     if stored is None or isinstance(stored, Timestamp):
         return stored
-    try:
+    with model_errors(f'{path}: its timestamp cannot be read', READ_AGAIN):
         counts = stored.get('Timestamp', stored)
         units: dict[str, Any] = {unit: int(counts[unit]) for unit in ('epoch', 'batch', 'sample', 'token')}
-        return Timestamp(**units)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f'{path}: its timestamp cannot be read: {first_line(error)}; {READ_AGAIN}') from error
+        timestamp = Timestamp(**units)
+    return timestamp
 
 
 def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
@@ -413,12 +408,11 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
 
 def metadata_of(path: Path) -> Metadata:
     """Return the metadata of a sharded checkpoint. Raise ModelError."""
-    try:
-        return InertReader(path).read_metadata()
-    except FileNotFoundError as error:
-        raise ModelError(f'{path}: has shards but no {METADATA}, which is written last: {READ_AGAIN}') from error
-    except UNPICKLING_ERRORS as error:
-        raise ModelError(f'{path / METADATA}: cannot be read: {first_line(error)}; {READ_AGAIN}') from error
+    if not (path / METADATA).is_file():
+        raise ModelError(f'{path}: has shards but no {METADATA}, which is written last; {READ_AGAIN}')
+    with model_errors(f'{path / METADATA}: cannot be read', READ_AGAIN):
+        metadata = InertReader(path).read_metadata()
+    return metadata
 
 
 def parts_without_optimizer(path: Path) -> dict[str, list[tuple[int, int]]]:
@@ -440,7 +434,7 @@ def check_shards(path: Path, metadata: Metadata) -> None:
         lengths[info.relative_path] = max(lengths.get(info.relative_path, 0), info.offset + info.length)
     missing = [name for name in sorted(lengths) if name not in sizes]
     if missing:
-        raise ModelError(f'{path}: of {len(lengths)} files {len(missing)} are missing: {first_of(missing, ", ")}')
+        raise ModelError(f'{path}: of {len(lengths)} files {len(missing)} are missing: {listed(missing)}')
     for name, length in lengths.items():
         if sizes[name] < length:
             raise ModelError(f'{path / name}: is truncated after {sizes[name]} of {length} bytes; {READ_AGAIN}')
@@ -453,8 +447,8 @@ def load_distributed(path: Path, values: dict[str, Any]) -> None:
         try:
             load(values, storage_reader=InertReader(path), planner=InertPlanner(), no_dist=True)
         except CheckpointException as error:
-            reasons = [first_line(reason) for reason, _ in error.failures.values()]
-            raise ModelError(f'{path}: cannot be read: {first_of(reasons, "; ")}; {READ_AGAIN}') from error
+            reasons = [reason_of(reason) for reason, _ in error.failures.values()]
+            raise ModelError(f'{path}: cannot be read: {listed(reasons)}; {READ_AGAIN}') from error
 
 
 def read_folder(path: Path) -> Weights:
@@ -470,16 +464,14 @@ def read_folder(path: Path) -> Weights:
 
 def read_shards(index: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of all files in an index. Raise ModelError."""
-    try:
+    with model_errors(f'{index}: cannot be read', READ_AGAIN):
         places: dict[str, str] = json.loads(index.read_text(encoding='utf-8'))['weight_map']
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(f'{index}: cannot be read: {reason_of(error)}; {READ_AGAIN}') from error
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise ModelError(f'{index}: weight_map is not a mapping of weights to file names; {READ_AGAIN}')
     files = sorted(set(places.values()))
     missing = [name for name in files if not (index.parent / name).is_file()]
     if missing:
-        raise ModelError(f'{index}: of {len(files)} files {len(missing)} are missing: {first_of(missing, ", ")}')
+        raise ModelError(f'{index}: of {len(files)} files {len(missing)} are missing: {listed(missing)}')
     return {name: tensor for file in files for name, tensor in read_tensors(index.parent / file).items()}
 
 
@@ -490,8 +482,6 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
             raise ModelError(f'{path}: is not a file of weights: it contains something other than named tensors')
         return dict(content)
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        size = path.stat().st_size
-        raise ModelError(f'{path}: cannot be read ({size} bytes): {first_line(error)}; {READ_AGAIN}') from error
+    with model_errors(f'{path}: cannot be read ({path.stat().st_size} bytes)', READ_AGAIN):
+        tensors = load_file(path)
+    return tensors

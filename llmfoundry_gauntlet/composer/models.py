@@ -23,9 +23,9 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     CONFIG,
     CheckpointContent,
     Weights,
-    first_line,
     is_sharded,
     load_network,
+    model_errors,
     place_of_config,
     read_file,
     read_folder,
@@ -35,7 +35,7 @@ from llmfoundry_gauntlet.composer.checkpoints import (
 from llmfoundry_gauntlet.config.yaml import describe, suggestion
 from llmfoundry_gauntlet.data.hub import download_weights, find_folder, find_model, is_from_hub
 from llmfoundry_gauntlet.data.stores import scheme_of
-from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, Caught, ConfigError, ModelError
+from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError
 from llmfoundry_gauntlet.tasks.encode import tokenizer_errors
 from llmfoundry_gauntlet.types import TrainingPoint
 
@@ -78,11 +78,8 @@ def load_config(name: str, settings: ModelSettings) -> PretrainedConfig:
     """Load a model configuration by folder or name, and apply the overrides. Raise ConfigError or ModelError."""
     folder = find_folder(name)
     check_objects(folder, CONFIG)
-    try:
+    with model_errors(f'{place_of(folder, CONFIG)}: the model configuration cannot be loaded'):
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
-    except FOREIGN_ERRORS as error:
-        message = f'{place_of(folder, CONFIG)}: the model configuration cannot be loaded: {reason_of(error)}'
-        raise ModelError(message) from error
     return with_overrides(config, settings.config_overrides)
 
 
@@ -119,10 +116,9 @@ def load_generation_config(folder: Path) -> GenerationConfig | None:
     if not (folder / GENERATION).is_file():
         return None
     check_objects(folder, GENERATION)
-    try:
-        return GenerationConfig.from_pretrained(folder)
-    except FOREIGN_ERRORS as error:
-        raise ModelError(f'{folder / GENERATION}: cannot be loaded: {reason_of(error)}') from error
+    with model_errors(f'{folder / GENERATION}: cannot be loaded'):
+        config: GenerationConfig = GenerationConfig.from_pretrained(folder)
+    return config
 
 
 def place_of(folder: Path, file: str) -> Path:
@@ -135,10 +131,8 @@ def check_objects(folder: Path, *files: str) -> None:
     for path in (folder / file for file in files):
         if not path.is_file():
             continue
-        try:
+        with model_errors(f'{path}: is not JSON in UTF-8', 'copy it again'):
             content: Any = json.loads(path.read_text(encoding='utf-8'))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelError(f'{path}: is not JSON in UTF-8: {reason_of(error)}; copy it again') from error
         if not isinstance(content, dict):
             raise ModelError(f'{path}: is {describe(content)}; allowed: a JSON object')
 
@@ -277,12 +271,10 @@ def stored_config(path: Path, stored: Mapping[str, Any] | None) -> PretrainedCon
         raise ModelError(
             f'{path}: has no Hugging Face configuration and tokenizer; give them with --model-config and --tokenizer'
         )
-    try:
+    with model_errors(f'{path}: its model configuration cannot be loaded; give one with --model-config'):
         content = dict(stored['model']['config']['content'])
-        return AutoConfig.for_model(content.pop('model_type'), **content)
-    except FOREIGN_ERRORS as error:
-        message = f'{path}: its model configuration cannot be loaded; give one with --model-config: '
-        raise ModelError(message + reason_of(error)) from error
+        config: PretrainedConfig = AutoConfig.for_model(content.pop('model_type'), **content)
+    return config
 
 
 def stored_tokenizer(path: Path, stored: Mapping[str, Any] | None) -> PreTrainedTokenizerBase:
@@ -332,7 +324,7 @@ def composer_model(model: Any, tokenizer: Any) -> HuggingFaceModel:
         try:
             return HuggingFaceModel(model, tokenizer=tokenizer, shift_labels=True)
         except ValueError as error:
-            raise ModelError(f'tokenizer and model do not match: {first_line(error)}') from error
+            raise ModelError(f'tokenizer and model do not match: {reason_of(error)}') from error
 
 
 def mark_blocks_for_fsdp(model: Any) -> None:
