@@ -172,24 +172,14 @@ def test_results_are_in_the_order_of_rows_and_prompts_and_only_mmlu_pro_is_macro
     assert score.accuracy_micro != score.accuracy_macro
 
 
-def test_missing_duplicate_and_unknown_variants_are_named(rows: Path, tmp_path: Path):
-    answers = {(one['task'], one['variant']): one for one in answers_to(exported(rows, *ENTRIES))}
-    for name in (('score_mmlu_pro', 'option_order:B'), ('score_math', 'prompt:3'), ('score_math', 'prompt:4')):
-        del answers[name]
-    twice, of_math, law = (answers[f'score_{name}', 'prompt:0'] for name in ('agieval', 'math', 'mmlu_pro'))
-    wrong = [
-        (twice, 'score_agieval/0-shot, sat-en, row 0, prompt:0 was answered already at line '),
-        ({**of_math, 'variant': 'prompt:10'}, 'score_math/0-shot, algebra, row 0, prompt:10 is not an item'),
-        ({**of_math, 'file': 'geometry'}, 'score_math/0-shot, geometry, row 0, prompt:0 is not an item'),
-        ({**law, 'variant': None}, 'score_mmlu_pro/0-shot, row 0 is not an item'),
-        ({**law, 'variant': 3}, 'variant: is 3'),
-    ]
-    lines = [*answers.values(), *(line for line, _ in wrong)]
-    facts = [f'line {place}: {fact}' for place, (_, fact) in enumerate(wrong, len(answers) + 1)]
-    missing = ['score_mmlu_pro/0-shot, row 0, option_order:B']
-    missing += [f'score_math/0-shot, algebra, row 0, prompt:{number}' for number in (3, 4)]
-    problems = problems_of(data_of(*ENTRIES, data_root=rows), write_answers(rows, lines))
-    for problem, fact in zip(problems, [*facts, *(f'{name}: there is no answer' for name in missing)], strict=True):
+def test_missing_duplicate_and_unknown_variants_are_named(rows: Path):
+    *answers, last = answers_to(exported(rows, {'dataset': 'math', 'seeds': [1, 2]}))
+    lines = [*answers, answers[0], {**last, 'file': 'geometry'}, {**last, 'variant': 'prompt:10'}]
+    named = ['algebra, row 0, prompt:0 was', 'geometry, row 0, non_greedy:2 is not', 'algebra, row 0, prompt:10 is not']
+    facts = [f'line {place}: score_math/0-shot, {fact} ' for place, fact in enumerate(named, len(answers) + 1)]
+    facts.append('score_math/0-shot, algebra, row 0, non_greedy:2: there is no answer')
+    data = data_of({'dataset': 'math', 'seeds': [1, 2]}, data_root=rows)
+    for problem, fact in zip(problems_of(data, write_answers(rows, lines)), facts, strict=True):
         assert problem.startswith(fact)
 
 

@@ -37,12 +37,6 @@ def version(folder: Path, **changes: Any) -> str:
     return gauntlet_version(data, data.suite.gauntlet)
 
 
-def name_of(changes: dict[str, Any]) -> str:
-    """Return a name for the ids of tests that is the same in every process."""
-    shown = {name: value if isinstance(value, (str, int, dict)) else 'other' for name, value in changes.items()}
-    return ' '.join(f'{name} {value}' for name, value in shown.items())
-
-
 def changed_row(row: int, **values: Any) -> list[dict[str, Any]]:
     """Return the rows with other values in one of them."""
     return [{**old, **(values if number == row else {})} for number, old in enumerate(ROWS['choices'])]
@@ -73,7 +67,6 @@ def changed_row(row: int, **values: Any) -> list[dict[str, Any]]:
         {'task': {'has_categories': True}},
         {'task': {'max_seq_len': 100}},
     ],
-    ids=name_of,
 )
 def test_the_version_depends_on_everything_that_changes_composites(tmp_path: Path, changes: dict[str, Any]):
     assert version(tmp_path, **changes) != version(tmp_path)
@@ -98,7 +91,6 @@ def test_the_version_depends_on_everything_that_changes_composites(tmp_path: Pat
         {'truncation': 'drop_shots'},
         {'tokens_per_batch': 1000, 'sandbox': 'none'},
     ],
-    ids=name_of,
 )
 def test_the_version_does_not_depend_on_anything_else(tmp_path: Path, changes: dict[str, Any]):
     assert version(tmp_path, **changes) == version(tmp_path)

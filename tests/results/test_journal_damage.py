@@ -134,20 +134,6 @@ def test_a_truncated_file_keeps_its_whole_lines(several: Path, caplog):
     assert {record.levelno for record in caplog.records} <= {logging.INFO}  # a kill is nothing to warn of
 
 
-def test_torn_lines_are_distinguished_from_damage(several: Path):
-    folder = several.parent.parent
-    for path in several.parent.iterdir():
-        path.write_bytes(path.read_bytes()[:-20])
-    assert kept(folder) == ({0, 1, 2, 10, 11, 12, 13, 14}, {20})
-    lines = lines_of(several)
-    lines[3] = lines[3].replace(b'12', b'13')
-    put(several, lines)
-    with pytest.raises(RecordError) as raised:
-        read_journal(folder)
-    assert raised.value.problems == (f'{several}:4: {DAMAGED}',)
-    assert kept(folder, repair=True) == ({0, 1, 2, 10, 11, 13, 14}, {20})
-
-
 def lose_identity(path: Path) -> None:
     """Damage the first line of a file."""
     path.write_bytes(path.read_bytes().replace(b'fp32', b'fp16', 1))

@@ -197,20 +197,6 @@ def test_allow_missing_applies_to_recomputing(unscored: tuple[Path, Path], recom
     assert frame[frame.value.isna()].reason.notna().all() and CHOICES in {*frame[frame.value.isna()].name}
 
 
-def test_a_run_knows_its_tasks_items_and_training_batch(runs: dict[str, Path]):
-    run = read_run(runs['a'])
-    assert {key: (len(run.results[key]), task.icl_task_type) for key, task in run.tasks.items() if key in ROWS} == {
-        CHOICES: (12, 'multiple_choice'),
-        'topics/0-shot': (14, 'multiple_choice'),
-        LINES: (9, 'language_modeling'),
-        RIDDLES: (7, 'generation_task_with_answers'),
-    }
-    assert len(run.results[AGIEVAL]) == 7 * 13 and run.tasks[AGIEVAL].spec.dataset == 'agieval'
-    assert [category.name for category in run.data.suite.gauntlet.categories] == ['reading', 'rest']
-    assert run.data.digests.keys() == {*ROWS, AGIEVAL} and run.data.settings.semantics == 'corrected'
-    assert run.batch is None
-
-
 # Runs that cannot be read or recomputed.
 
 
