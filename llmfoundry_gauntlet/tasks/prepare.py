@@ -1,8 +1,8 @@
 """Prepare the items of many tasks, with a cache of token ids on disk so that a machine tokenizes each task only once.
 
-Each task has one file, named by a digest of everything its content depends on. Processes that prepare the same tasks
-concurrently share the work: each takes tasks that are not locked and reads the results of the others; the operating
-system releases the lock of a process that dies. A failure of the cache costs time but never changes a result.
+Each task has one file, named by a digest of everything its content depends on. The ranks of a machine share the
+work without waiting for each other: each takes the tasks in an order of its own and reads those that others have
+finished. A failure of the cache costs time but never changes a result.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import io
 import json
 import logging
 import os
+import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from llmfoundry_gauntlet.data.stores import UNFINISHED, write_atomically
 from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
@@ -37,11 +37,10 @@ NO_SUBSETS: Mapping[str, Sequence[Example]] = MappingProxyType({})
 
 FORMAT_VERSION = 6
 TOKENS = 'tokens'  # subfolder of the cache directory
-SUFFIX, LOCK = '.tokens', '.lock'
-PATIENCE_SECONDS = 1800  # to wait for another process to prepare a task before preparing it as well
+SUFFIX = '.tokens'
 MAX_LABEL = 80  # characters of a task's label in a file name
 LIMIT_BYTES = 8 * 2**30
-LEFTOVER_SECONDS = 24 * 3600  # older locks and unfinished files are deleted
+LEFTOVER_SECONDS = 24 * 3600  # older unfinished files are deleted
 NUM_DIGEST_BYTES = 32
 STORED = ('prompt_sha256', 'num_shots', 'truncated', 'unscorable', 'max_new_tokens')  # beside the token ids
 
@@ -57,24 +56,18 @@ def prepare_tasks(
     """
     if folder is None or any(preparation.encoder.fingerprint is None for preparation in preparations.values()):
         return {key: preparation.items(subsets.get(key)) for key, preparation in preparations.items()}
-    paths = {
-        key: folder / f'{cache_name(preparation, subsets.get(key))}{SUFFIX}'
-        for key, preparation in preparations.items()
-    }
     encoded: dict[str, list[EncodedItem]] = {}
     is_writable = True
-    for timeout in (0, PATIENCE_SECONDS):  # at first, leave out tasks that other processes work on
-        for key in [key for key in preparations if key not in encoded]:
-            found = load(paths[key])
-            if found is None:
-                with claim(paths[key], timeout) as is_mine:
-                    if is_mine or timeout:
-                        found = load(paths[key])  # another process may have finished it
-                        if found is None:
-                            found = [item for _, item in preparations[key].encoded(subsets.get(key))]
-                            is_writable = is_writable and store(paths[key], found)
-            if found is not None:
-                encoded[key] = found
+    order, rank = list(preparations), int(os.environ.get('LOCAL_RANK', '0'))
+    if rank:
+        random.Random(rank).shuffle(order)
+    for key in order:
+        path = folder / f'{cache_name(preparations[key], subsets.get(key))}{SUFFIX}'
+        found = load(path)
+        if found is None:
+            found = [item for _, item in preparations[key].encoded(subsets.get(key))]
+            is_writable = is_writable and store(path, found)
+        encoded[key] = found
     trim(folder)
     return {
         key: [
@@ -123,24 +116,6 @@ def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None
     }
     key = hashlib.sha256(repr(settings).encode('utf-8', 'surrogatepass')).hexdigest()
     return f'{task.label[:MAX_LABEL]}_{num_shots}-shot_{key[:40]}'
-
-
-@contextlib.contextmanager
-def claim(path: Path, timeout: float) -> Iterator[bool]:
-    """Yield whether this process holds the lock to write a file; False if another still does after `timeout` seconds.
-
-    Where file locks are not supported every process writes its own.
-    """
-    with contextlib.ExitStack() as stack:
-        is_mine = True
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(FileLock(path.with_suffix(LOCK), timeout=timeout))
-        except Timeout:
-            is_mine = False
-        except (OSError, NotImplementedError) as error:
-            log.debug('%s: no lock: %s', path.parent, error)
-        yield is_mine
 
 
 def load(path: Path) -> list[EncodedItem] | None:
@@ -199,13 +174,13 @@ def store(path: Path, items: Sequence[EncodedItem]) -> bool:
 
 
 def trim(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-    """Delete the least recently used files beyond the limit, and stale locks and unfinished files."""
+    """Delete the least recently used files beyond the limit, and old unfinished files."""
     with contextlib.suppress(OSError):
         entries = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(folder))
         total = sum(size for _, size, path in entries if path.endswith(SUFFIX))
         for used, size, path in entries:
             is_excess = path.endswith(SUFFIX) and total > limit_bytes
-            if is_excess or (path.endswith((LOCK, UNFINISHED)) and used < time.time() - LEFTOVER_SECONDS):
+            if is_excess or (path.endswith(UNFINISHED) and used < time.time() - LEFTOVER_SECONDS):
                 total -= size if is_excess else 0
                 with contextlib.suppress(OSError):
                     os.unlink(path)

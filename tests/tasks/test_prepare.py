@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
-from llmfoundry_gauntlet.tasks.prepare import LEFTOVER_SECONDS, cache_name, claim, prepare_tasks, store, trim
+from llmfoundry_gauntlet.tasks.prepare import LEFTOVER_SECONDS, cache_name, prepare_tasks, trim
 from llmfoundry_gauntlet.tasks.schema import Schema
 from llmfoundry_gauntlet.types import Example, GenerateRequest, Item, StopRule
 
@@ -224,47 +223,20 @@ def test_nothing_is_written_without_a_cache_or_a_fingerprint(tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def path_of(preparation: Preparation, cache: Path) -> Path:
-    return cache / f'{cache_name(preparation)}.tokens'
-
-
-def test_a_task_claimed_by_another_process_is_waited_for_last_and_read(tmp_path):
-    tokenizer = Characters()
-    preparations = {name: preparation_of(examples_of(name), tokenizer, label=name) for name in ('task0', 'task1')}
-    others = preparation_of(examples_of('task0'), label='task0')  # of the other process
-    found: dict[str, list[Item]] = {}
-    thread = threading.Thread(target=lambda: found.update(prepare_tasks(preparations, tmp_path)))
-    with claim(path_of(preparations['task0'], tmp_path), 0) as is_mine:
-        assert is_mine
-        thread.start()
-        while not tokenizer.noted:
-            thread.join(0.01)
-        thread.join(0.3)
-        assert thread.is_alive()
-        store(path_of(preparations['task0'], tmp_path), [item for _, item in others.encoded()])
-    thread.join(20)
-    assert tokenizer.noted == {'task1'}
-    assert described(found['task0']) == described(preparations['task0'].items())
-    assert list(found) == ['task0', 'task1']
-
-
-def test_a_hanging_process_is_not_waited_for_forever(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, 'PATIENCE_SECONDS', 0.2)
-    preparation = preparation_of()
-    with pytest.raises(KeyError), claim(path_of(preparation, tmp_path), 0) as is_mine:
-        assert is_mine and len(prepared(preparation, tmp_path)) == 12
-        raise KeyError
-    with claim(path_of(preparation, tmp_path), 0) as is_mine:  # a claim ends with an error
-        assert is_mine
-
-
-def test_without_file_locks_each_process_prepares_its_own(tmp_path, monkeypatch):
-    def unsupported(*_, **__):
-        raise OSError(37, 'No locks available')
-
-    monkeypatch.setattr(prepare, 'FileLock', unsupported)
-    assert len(prepared(preparation_of(), tmp_path)) == 12
-    assert len(list(tmp_path.glob('*.tokens'))) == 1
+def test_ranks_take_tasks_in_orders_of_their_own_and_read_what_others_finished(tmp_path, monkeypatch):
+    """Rank 1 starts when rank 0 has finished its first two tasks of nine."""
+    names = [f'task{number}' for number in range(9)]
+    written, store = [], prepare.store
+    monkeypatch.setattr(prepare, 'store', lambda path, items: written.append(path.name[:5]) or store(path, items))
+    for rank, some in (('0', names[:2]), ('1', names)):
+        monkeypatch.setenv('LOCAL_RANK', rank)
+        preparations = {name: preparation_of(examples_of(name), label=name) for name in some}
+        found = prepare_tasks(preparations, tmp_path)
+        assert {name: described(items) for name, items in found.items()} == {
+            name: described(preparation.items()) for name, preparation in preparations.items()
+        }
+        assert list(found) == some
+    assert written[:2] == names[:2] and sorted(written) == names and written[2:] != names[2:]
 
 
 def aged(path: Path, seconds: float) -> Path:
@@ -277,13 +249,13 @@ def aged(path: Path, seconds: float) -> Path:
 def test_least_recently_used_files_and_leftovers_of_dead_processes_are_removed(tmp_path):
     for seconds, name in enumerate('cab'):
         aged(tmp_path / f'{name}.tokens', LEFTOVER_SECONDS + 100 - seconds)
-    others = {f'{age}.{kind}' for age in ('old', 'new') for kind in ('lock', 'unfinished', 'other')}
+    others = {f'{age}.{kind}' for age in ('old', 'new') for kind in ('unfinished', 'other')}
     for name in others:
         aged(tmp_path / name, LEFTOVER_SECONDS + 60 if name.startswith('old') else 0)
     for limit_bytes, kept in ((12, 'abc'), (8, 'ab'), (7, 'b')):
         trim(tmp_path, limit_bytes)
         names = {path.name for path in tmp_path.iterdir()}
-        assert names == {*(f'{name}.tokens' for name in kept), *others} - {'old.lock', 'old.unfinished'}
+        assert names == {*(f'{name}.tokens' for name in kept), *others} - {'old.unfinished'}
 
 
 def test_stop_rules_are_not_cached(tmp_path):
