@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,23 @@ CHAT = (
     '{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}'
 )
 ORDER, PROMPT, DRAWN = 'option_order', 'prompt', 'non_greedy'
+
+
+LAW = {'question': 'Who?', 'options': ['he', 'she', 'it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}
+
+
+def write_score_files(write_jsonl: Callable[..., Path], folder: str, *questions: dict[str, Any]) -> None:
+    """Write questions of MMLU-Pro, one question of AGIEval and one of MATH, and short prompts, below a folder."""
+    write_jsonl(f'{folder}/mmlu_pro_test.jsonl', questions)
+    sat = {'passage': None, 'question': 'How?', 'options': ['(A)x', '(B)y'], 'label': 'A'}
+    write_jsonl(f'{folder}/agieval_v1/sat-en.jsonl', [sat])
+    write_jsonl(f'{folder}/hendrycks_math/algebra.jsonl', [{'problem': '1+1?', 'solution': r'$\boxed{2}$'}])
+    ask, solve = {'prompt': '{question}{options}'}, {'prompt': '{question}'}
+    numbered = [{'prompt': f'{number}. {{question}}{{options}}'} for number in range(10)]
+    content = {'option_order_robustness': ask, 'non_greedy_robustness': ask, 'prompt_robustness': numbered}
+    of_math = {'non_greedy_robustness': solve, 'prompt_robustness': [solve] * 10}
+    for name, prompts in (('mmlu_pro', content), ('agieval', content), ('math', of_math)):
+        write_jsonl(f'{folder}/prompts/{name}.json', [prompts])
 
 
 def tokenizer(template: str | None = None) -> Any:

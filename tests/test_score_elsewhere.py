@@ -12,7 +12,7 @@ import tiny
 from command_line import run_cli
 from composer.loggers import InMemoryLogger
 from recorded_runs import NAMES, problems_of, read_lines, write_answers
-from score_runs import DRAWN, LEAD, ORDER, PROMPT, data_of
+from score_runs import DRAWN, LAW, LEAD, ORDER, PROMPT, data_of, write_score_files
 
 from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.results.external import read_answers, score_answers
@@ -22,19 +22,7 @@ from llmfoundry_gauntlet.types import ItemKey
 
 @pytest.fixture
 def rows(write_jsonl, tmp_path: Path) -> Path:
-    """Write one question of each data set, and short prompts."""
-    law = {'question': 'Who?', 'options': ['he', 'she', 'it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}
-    write_jsonl('data/score/mmlu_pro_test.jsonl', [law])
-    sat = {'passage': None, 'question': 'How?', 'options': ['(A)x', '(B)y'], 'label': 'A'}
-    write_jsonl('data/score/agieval_v1/sat-en.jsonl', [sat])
-    write_jsonl('data/score/hendrycks_math/algebra.jsonl', [{'problem': '1+1?', 'solution': r'$\boxed{2}$'}])
-    ask = {'prompt': '{question}{options}'}
-    numbered = [{'prompt': f'{number}. {{question}}{{options}}'} for number in range(10)]
-    content = {'option_order_robustness': ask, 'non_greedy_robustness': ask, 'prompt_robustness': numbered}
-    solve = {'prompt': '{question}'}
-    of_math = {'non_greedy_robustness': solve, 'prompt_robustness': [solve] * 10}
-    for name, prompts in (('mmlu_pro', content), ('agieval', content), ('math', of_math)):
-        write_jsonl(f'data/score/prompts/{name}.json', [prompts])
+    write_score_files(write_jsonl, 'data/score', LAW)
     return tmp_path / 'data'
 
 

@@ -20,7 +20,6 @@ from llmfoundry_gauntlet.errors import ConfigError
 
 TYPE_NAMES = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or false', dict: 'a mapping'}
 UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
-MAX_REDIRECTS = 5
 Places = dict[str, tuple[int, str]]  # the line of each dotted path, and the label of the entry around it
 SUFFIXES = ('.yaml', '.yml')
 LABELS = ('label', 'name', 'dataset')  # keys that name an entry: a task, a benchmark or category, a SCORE dataset
@@ -233,18 +232,15 @@ def source_name(source: Any, key: str) -> str:
 
 def read_key(path: Path, key: str, problems: Problems) -> Any:
     """Return the value of a top-level key as plain Python; if it is a path, the value of that file's key."""
-    for _ in range(MAX_REDIRECTS):
-        node = read_mapping(path, key, problems)
-        if not isinstance(node, str):
-            return node
-        target = find_yaml(node, path)
-        if target is None:
-            problems.add(key, f'there is no file {node!r} (looked in the working directory and beside {path.name})')
-            return None
-        path = target
-        problems.source = str(path)
-    problems.add(key, f'more than {MAX_REDIRECTS} files refer to each other in turn; allowed: at most {MAX_REDIRECTS}')
-    return None
+    node = read_mapping(path, key, problems)
+    if not isinstance(node, str):
+        return node
+    target = find_yaml(node, path)
+    if target is None:
+        problems.add(key, f'there is no file {node!r} (looked in the working directory and beside {path.name})')
+        return None
+    problems.source = str(target)
+    return read_mapping(target, key, problems)
 
 
 def read_mapping(path: Path, key: str, problems: Problems) -> Any:

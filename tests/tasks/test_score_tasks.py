@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from score_runs import LAW, write_score_files
 
 from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError, DataError
@@ -29,14 +30,6 @@ from llmfoundry_gauntlet.types import Generation, ItemKey, Sampling, Score, Scor
 KEY = ItemKey('score_mmlu_pro/0-shot', 0, variant='prompt:0')
 QUESTION = LetteredQuestion('Which?', ('red', 'deep blue', 'green'), 1)
 POSED = Posed(QUESTION, Template('{question}{options}'), 1)
-LAW = {'question': 'Who?', 'options': ['he', 'she', 'it'], 'answer': 'B', 'answer_index': 1, 'category': 'law'}
-ASK = {'prompt': 'Say: {question}{options}'}
-FILE = {
-    'option_order_robustness': ASK,
-    'non_greedy_robustness': ASK,
-    'prompt_robustness': [{'prompt': f'{number}. {{question}}{{options}}'} for number in range(10)],
-}
-
 
 ASKED = {'own_gold': 'B', 'num_options': 3}
 FACTS: dict[str | None, dict[str, str | int]] = {  # kept of an answer to the question, for its robustness
@@ -144,17 +137,7 @@ def test_likelihood_tasks_accept_text_answers():
 
 @pytest.fixture
 def data_root(write_jsonl, tmp_path) -> Path:
-    """Write two rows of MMLU-Pro, one of AGIEval and one of MATH, and short prompts."""
-    write_jsonl('score/mmlu_pro_test.jsonl', [LAW, {**LAW, 'question': 'Why?', 'category': 'math'}])
-    sat = {'passage': None, 'question': 'How?', 'options': ['(A)x', '(B)y'], 'label': 'A'}
-    write_jsonl('score/agieval_v1/sat-en.jsonl', [sat])
-    write_jsonl('score/hendrycks_math/algebra.jsonl', [{'problem': '1+1?', 'solution': r'$\boxed{2}$'}])
-    (tmp_path / 'score' / 'prompts').mkdir()
-    for name in ('mmlu_pro', 'agieval'):
-        (tmp_path / 'score' / 'prompts' / f'{name}.json').write_text(json.dumps(FILE))
-    solve = {'prompt': '{question}'}
-    prompts = {'non_greedy_robustness': solve, 'prompt_robustness': [solve] * 10}
-    (tmp_path / 'score' / 'prompts' / 'math.json').write_text(json.dumps(prompts))
+    write_score_files(write_jsonl, 'score', LAW, {**LAW, 'question': 'Why?', 'category': 'math'})
     return tmp_path
 
 
@@ -171,7 +154,7 @@ def test_letters_are_scored_after_the_lead_of_an_answer(data_root, character_tok
     items = items_of(task_of(answers='likelihood'), data_root, character_tokenizer)
     assert len(items) == 2 * (3 + 10)
     first = items[0].request
-    assert text(first.contexts[0]) == '^Say: Who?\nA: she\nB: he\nC: it\nThe best answer is'
+    assert text(first.contexts[0]) == '^Who?\nA: she\nB: he\nC: it\nThe best answer is'
     assert [text(ids) for ids in first.continuations] == [' A', ' B', ' C']
     assert all(context is first.contexts[0] for context in first.contexts)
     assert not any(item.request.truncated or item.request.unscorable for item in items)
@@ -179,7 +162,7 @@ def test_letters_are_scored_after_the_lead_of_an_answer(data_root, character_tok
 
 def test_generations_follow_the_prompt_alone_and_keep_white_space(data_root, character_tokenizer):
     items = items_of(task_of(), data_root, character_tokenizer)
-    assert text(items[0].request.context) == '^Say: Who?\nA: she\nB: he\nC: it'
+    assert text(items[0].request.context) == '^Who?\nA: she\nB: he\nC: it'
     assert all(item.request.stops == StopRule() and item.request.verbatim for item in items)
     task = task_of()
     result = item_result(items[0], Generation(key=items[0].request.key, text=' B\n\n \t'), task)

@@ -56,7 +56,7 @@ def subsets(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, P
 def test_a_subset_records_both_errors_and_the_clusters_of_its_files(subsets):
     record = record_of(subsets['a'])
     clusters = {key: record['tasks'][key]['file_clusters'] for key in ROWS}
-    assert clusters[RIDDLES] == {'': {'1': 7}}
+    assert clusters[RIDDLES] == {'': {'1': 7}} and record['config']['subset_version'] == 2
     assert clusters[CHOICES] == {'': {'1': 2, '2': 1, '3': 1, '5': 1}}  # questions on five passages
     assert clusters[LINES] == {'': {'1': 7, '2': 1}}  # two lines have one context
     assert {name: sum(int(size) * n for size, n in of.items()) for name, of in clusters[TOPICS].items()} == {
@@ -80,7 +80,7 @@ def test_shares_of_the_variance_are_recorded_for_composites(subsets):
 
 def test_a_whole_run_has_one_error(subsets):
     record = record_of(subsets['whole'])
-    assert 'standard_error_of_file' not in json.dumps(record)
+    assert 'standard_error_of_file' not in json.dumps(record) and 'subset_version' not in record['config']
     assert record['tasks'][CHOICES]['file_clusters'] is None
 
 
