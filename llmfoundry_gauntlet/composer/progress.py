@@ -23,6 +23,7 @@ from typing import Any, TextIO
 import torch
 from composer.utils import dist
 from torch.distributed import DistError
+from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +111,6 @@ def progress_report(
         with repeated(write_line, line_seconds, 'gauntlet-progress'):
             yield
         return
-    from tqdm import tqdm
-
     layout = '{desc} {percentage:3.0f}%|{bar}|{postfix}'
     with tqdm(total=100, desc=title, bar_format=layout, leave=False, file=stream) as bar:
 
@@ -136,17 +135,10 @@ def describe(work: Work, seconds: float) -> str:
     if work.cost_done and seconds:
         parts.append(f'{work.num_finished / seconds:.3g} items/s')
     if work.cost_done and work.share < 1:
-        parts.append(f'{clock(seconds * (1 - work.share) / work.share)} left')
+        parts.append(f'{tqdm.format_interval(seconds * (1 - work.share) / work.share)} left')
     if work.task:
         parts.append(work.task if len(work.task) <= NUM_TASK else f'{work.task[: NUM_TASK - 3]}...')
     return ', '.join(parts)
-
-
-def clock(seconds: float) -> str:
-    """Format seconds as 0:07, 12:30 or 1:05:00."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f'{hours}:{minutes:02}:{rest:02}' if hours else f'{minutes}:{rest:02}'
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ A_QUARTER = Work(num_items=100, num_own=30, num_done=12, cost=800.0, cost_done=2
 @pytest.mark.parametrize(
     ('work', 'seconds', 'described'),
     [
-        (A_QUARTER, 2.2, '40 of 100 items, 18.2 items/s, 0:07 left, boolq/10-shot'),
+        (A_QUARTER, 2.2, '40 of 100 items, 18.2 items/s, 00:06 left, boolq/10-shot'),
         (A_QUARTER, 250.0, '40 of 100 items, 0.16 items/s, 12:30 left, boolq/10-shot'),
         (A_QUARTER, 1300.0, '40 of 100 items, 0.0308 items/s, 1:05:00 left, boolq/10-shot'),
         (Work(), 5.0, 'probing the model'),
