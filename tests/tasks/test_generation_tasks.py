@@ -4,6 +4,7 @@ The texts of prompts and the lengths of generations were also compared with its 
 `_get_max_answer_length`.
 """
 
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -168,6 +169,8 @@ def test_a_category_has_the_limit_of_its_own_longest_answer(character_tokenizer,
     # a prompt of 'a' may have 12 tokens, which '^3+3= 6\n1+1=' has, and one of 'b' 5
     last_five = {'drop_shots': '^7*2=', 'reference': '\n7*2='}[truncation]
     assert [text(item.request) for item in whole][:2] == [last_five, '^3+3= 6\n1+1=']
+    if truncation == 'drop_shots':  # the hash is that of the prompt as sent, without the dropped shot
+        assert whole[0].prompt_sha256 == hashlib.sha256(b'7*2=').hexdigest()
     assert [item.request.max_new_tokens for item in made.items(rows[2:])] == [9, 2]
 
 

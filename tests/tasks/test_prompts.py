@@ -1,6 +1,5 @@
 """Prompts and their shots, written by hand from the rules of llm-foundry's `construct_context`."""
 
-import hashlib
 import random
 from dataclasses import replace
 
@@ -79,25 +78,6 @@ def items(tokenizer, contents=PASSAGES, *, max_seq_len: int = 100, **settings):
 
 def text(item) -> str:
     return ''.join(map(chr, item.request.contexts[0])).replace('\1', '^')
-
-
-@pytest.mark.parametrize(
-    ('max_seq_len', 'truncation', 'expected', 'sent'),
-    [
-        (100, 'drop_shots', '^2+2= 4\n3+3= 6\n1+1=', '2+2= 4\n3+3= 6\n1+1='),
-        (19, 'drop_shots', '^3+3= 6\n1+1=', '3+3= 6\n1+1='),
-        # the reference drops tokens from the left, through the first shot and the special tokens
-        (18, 'reference', '+2= 4\n3+3= 6\n1+1=', '2+2= 4\n3+3= 6\n1+1='),
-    ],
-)
-def test_whole_shots_are_dropped_first(
-    character_tokenizer, max_seq_len: int, truncation: str, expected: str, sent: str
-):
-    """Fix 4. The hash is that of the prompt as sent, before tokens are cut."""
-    made = items(character_tokenizer, max_seq_len=max_seq_len, truncation=truncation)
-    assert text(made[0]) == expected
-    assert all(item.request.truncated == (max_seq_len < 100) for item in made)
-    assert made[0].prompt_sha256 == hashlib.sha256(sent.encode()).hexdigest()
 
 
 def test_fixed_shots_are_the_same_unless_they_contain_the_item(character_tokenizer):
