@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.yaml import Problems, decode, describe
+from llmfoundry_gauntlet.config.yaml import Problems, decode
 from llmfoundry_gauntlet.errors import ConfigError
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')
@@ -164,7 +164,7 @@ class EvaluationSettings:
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
     """Return settings from plain values and paths; accept a single interval or name for a list. Raise ConfigError."""
     values = {key: plain(value) for key, value in values.items()}
-    for key in ('only', 'log'):
+    for key in ('only', 'log', 'interval'):
         if isinstance(values.get(key), str):
             values[key] = [values[key]]
     problems = Problems(source)
@@ -175,25 +175,10 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
     for key in ('tasks', 'gauntlet', 'score'):  # other kinds are checked where they are read
         if isinstance(values.get(key), str) and not values[key].strip():
             problems.add(key, f'is {values[key]!r}; allowed: a path')
-    if 'interval' in values:
-        values['interval'] = intervals(values['interval'], problems)
     settings: EvaluationSettings = decode(EvaluationSettings, values, '', problems)
     if problems.found:
         raise ConfigError(problems.found)
     return settings
-
-
-def intervals(value: Any, problems: Problems) -> tuple[str, ...]:
-    """Return one interval or a list of them as a tuple; drop entries that are not text and add a problem for each."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, (list, tuple)):
-        problems.add('interval', f'is {describe(value)}; allowed: {INTERVALS}, one or a list')
-        return ()
-    for index, entry in enumerate(value):
-        if not isinstance(entry, str):
-            problems.add(f'interval[{index}]', f'is {describe(entry)}; allowed: {INTERVALS}')
-    return tuple(entry for entry in value if isinstance(entry, str))
 
 
 def is_interval(entry: str) -> bool:
