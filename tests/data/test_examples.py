@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.examples import subset
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.types import Example
 
@@ -209,14 +207,3 @@ def test_items_of_a_cluster_are_taken_by_content():
     every = [replace(one, digest=letter * 16) for one, letter in zip(passages([3]), 'cab', strict=True)]
     assert [one.row for one in subset(every, 1)] == [1]
     assert [one.row for one in subset(every[::-1], 2)] == [2, 1]
-
-
-def test_row_content_decides_rather_than_position(write_jsonl, tmp_path):
-    rows = [{'query': f'{n}?', 'choices': ['a', 'b'], 'gold': n % 2} for n in range(40)]
-    chosen = []
-    for name, lines in (('rows', rows), ('others', rows[::-1])):
-        write_jsonl(f'{name}.jsonl', lines)
-        entry = {'label': 't', 'dataset_uri': f'{name}.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
-        data = load_data(decode_settings({'tasks': [entry], 'data_root': str(tmp_path), 'subset_items': 10}))
-        chosen.append({example.content.query for example in data.asked('t/0-shot')})
-    assert chosen[0] == chosen[1] and len(chosen[0]) == 10
