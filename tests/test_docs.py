@@ -36,7 +36,7 @@ from llmfoundry_gauntlet.cli import app
 from llmfoundry_gauntlet.composer.train import TrainConfig
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, decode_settings
 from llmfoundry_gauntlet.config.tasks import SETTINGS, TaskSpec
-from llmfoundry_gauntlet.evaluation.suite import load_gauntlet, load_suite
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 
 PACKAGE = ROOT / 'llmfoundry_gauntlet'
 PAGES = sorted((ROOT / 'docs').glob('*.md'))
@@ -179,7 +179,7 @@ def check_yaml(block: Block) -> None:
     if 'icl_tasks' in values:
         assert load_suite(values['icl_tasks']).tasks
     if 'eval_gauntlet' in values:
-        assert load_gauntlet(values['eval_gauntlet']).categories
+        assert load_suite(None, values['eval_gauntlet']).gauntlet
     if 'score' in values:
         assert len(load_suite(None, None, values['score']).tasks) == len(values['score'])
     for name, entry in values.get('callbacks', {}).items():

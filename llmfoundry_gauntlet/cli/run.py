@@ -140,7 +140,7 @@ def score_outputs(
 
 def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing: bool, overwrite: bool) -> None:
     """Recompute all metrics of an earlier run and write the records. Raise GauntletError."""
-    from llmfoundry_gauntlet.evaluation.suite import load_gauntlet
+    from llmfoundry_gauntlet.evaluation.suite import load_suite
     from llmfoundry_gauntlet.results.files import check_out, write_again
     from llmfoundry_gauntlet.results.runs import read_run, summarize_again
 
@@ -148,7 +148,7 @@ def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing
         raise ConfigError(f'{out}: is the earlier run itself; give another folder')
     check_out(out, overwrite=overwrite)
     run = read_run(recorded)
-    spec = None if gauntlet is None else load_gauntlet(gauntlet)
+    spec = load_suite(None, gauntlet).gauntlet
     write_again(out, summarize_again(run, spec, allow_missing=allow_missing), run.record)
 
 

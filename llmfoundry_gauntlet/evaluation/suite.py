@@ -227,15 +227,6 @@ def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | No
     return spec
 
 
-def load_gauntlet(source: GauntletSource) -> GauntletSpec:
-    """Load only a gauntlet. Raise ConfigError."""
-    found: list[str] = []
-    spec = read_gauntlet(source, found)
-    if spec is None:
-        raise ConfigError(found)
-    return spec
-
-
 def missing_benchmarks(tasks: Sequence[Task], gauntlet: GauntletSpec, broken: Collection[str]) -> dict[str, str]:
     """Return a description, by key, of each benchmark that no task provides at its number of shots.
 

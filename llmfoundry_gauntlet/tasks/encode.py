@@ -72,8 +72,17 @@ class Encoder:
 
     @cached_property
     def name(self) -> str:
-        """Return the tokenizer's class, size and digest, for records."""
-        return tokenizer_name(self.tokenizer)
+        """Return the tokenizer's class, its size, and 8 hex digits of a hash of its content and chat template.
+
+        'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines, and across library versions that save it
+        identically. Without readable content there are no digits.
+        """
+        name, content = f'{type(self.tokenizer).__name__} {len(self.tokenizer)}', content_of(self.tokenizer)
+        if content is None:
+            return name
+        template = repr(getattr(self.tokenizer, 'chat_template', None)).encode('utf-8', 'surrogatepass')
+        digest = hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in (*content, template)))
+        return f'{name} ({digest.hexdigest()[:8]})'
 
     def encode(self, texts: Iterable[str], *, special: bool) -> dict[str, Ids]:
         """Return token ids by text; each distinct text is tokenized once."""
@@ -217,21 +226,6 @@ def probe(tokenizer: Any, text: str, special: bool) -> str:
     with tokenizer_errors():
         return repr(tokenizer([text], add_special_tokens=special, verbose=False)['input_ids'])
     return ''
-
-
-def tokenizer_name(tokenizer: Any) -> str:
-    """Return a tokenizer's class, its size, and 8 hex digits of a hash of its vocabulary, rules and chat template.
-
-    'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines, and across library versions that save it
-    identically. Without a readable vocabulary there are no digits.
-    """
-    content = content_of(tokenizer)
-    name = f'{type(tokenizer).__name__} {len(tokenizer)}'
-    if content is None:
-        return name
-    template = repr(getattr(tokenizer, 'chat_template', None)).encode('utf-8', 'surrogatepass')
-    digest = hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in (*content, template)))
-    return f'{name} ({digest.hexdigest()[:8]})'
 
 
 def content_of(tokenizer: Any) -> list[bytes] | None:
