@@ -131,11 +131,11 @@ def read_task_rows(task: TaskSpec, data_root: str | Path, problems: list[str]) -
     return source, rows
 
 
-def read_rows(source: str, problems: list[str] | None = None) -> list[NumberedRow]:
+def read_rows(source: str, problems: list[str]) -> list[NumberedRow]:
     """Read all rows of a UTF-8 file of JSON lines, gzip-compressed or not, whatever its name.
 
-    `source` is a path or an fsspec URL, such as s3:// or https://. Raise DataError with every malformed line, or
-    add them to `problems` if it is given.
+    `source` is a path or an fsspec URL, such as s3:// or https://. Malformed lines are added to `problems`. Raise
+    DataError for any other file.
     """
     with opened(source) as file:
         head = file.peek(4)[:4]
@@ -165,23 +165,15 @@ def opened(source: str) -> Iterator[io.BufferedReader]:
         raise DataError(error.problems) from error
 
 
-def json_lines(lines: Iterable[bytes], source: str, found: list[str] | None = None) -> Iterator[NumberedRow]:
-    """Yield the JSON value of each line that is not blank.
-
-    Raise DataError with every malformed line, or add them to `found` if it is given.
-    """
-    problems: list[str] = [] if found is None else found
+def json_lines(lines: Iterable[bytes], source: str, problems: list[str]) -> Iterator[NumberedRow]:
+    """Yield the JSON value of each line that is not blank; add malformed lines to `problems`."""
     for number, line in enumerate(lines):
         if line.isspace():
             continue
         try:
-            value = json_value(line)
+            yield number, json_value(line)
         except RowError as error:
             problems.append(error.at(f'{source}:{number + 1}'))
-        else:
-            yield number, value
-    if problems and found is None:
-        raise DataError(problems)
 
 
 def json_value(line: bytes) -> Any:

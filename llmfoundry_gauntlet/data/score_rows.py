@@ -90,8 +90,9 @@ def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
         )
 
     for path in paths:
-        rows = read_rows(str(path))
-        if not rows:
+        num_problems = len(problems)
+        rows = read_rows(str(path), problems)
+        if not rows and len(problems) == num_problems:
             problems.append(f'{path}: has no rows; allowed: one JSON object per line')
         examples += parse_rows(str(path), rows, partial(example_of, path), problems)
     if problems:

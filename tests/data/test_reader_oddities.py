@@ -25,7 +25,11 @@ A, B = (json.dumps(row).encode() for row in (ONE, TWO))
 
 def rows_of(path: Path, content: bytes) -> list[tuple[int, Any]]:
     path.write_bytes(content)
-    return read_rows(str(path))
+    problems: list[str] = []
+    rows = read_rows(str(path), problems)
+    if problems:
+        raise DataError(problems)
+    return rows
 
 
 def problems_of(path: Path, content: bytes) -> list[str]:
@@ -132,4 +136,4 @@ def test_folders_pipes_and_broken_links_are_errors_without_blocking(tmp_path):
             locate(name, tmp_path)
     for name in names:
         with pytest.raises(DataError, match='is not a regular file'):
-            read_rows(str(tmp_path / name))
+            read_rows(str(tmp_path / name), [])

@@ -23,6 +23,7 @@ from llmfoundry_gauntlet.errors import DataError, StoreError
 
 s3_server = object_store.s3_server
 ROWS = [{'context': 'two and two are', 'continuation': 'four'}, {'context': 'Stra\u00dfe', 'continuation': '\u6771'}]
+rows_of = partial(read_rows, problems=[])
 LINES = ''.join(f'{json.dumps(row, ensure_ascii=False)}\n' for row in ROWS).encode()
 
 
@@ -79,10 +80,10 @@ def test_only_one_of_several_concurrent_writers_creates_a_file(store: Store):
     [
         (Store, 'https://host/folder', ('unknown scheme', 's3://, gs://, az://')),
         (Store, 's3://', ('names no bucket', 's3://bucket/path')),
-        *((action, 'gs://b/x', ('gcsfs', "install 'llmfoundry-gauntlet[gcs]'")) for action in (Store, read_rows)),
-        *((action, 'az://b/x', ('adlfs', "install 'llmfoundry-gauntlet[azure]'")) for action in (Store, read_rows)),
-        *((action, 's3://b/x', ('s3fs', "install 'llmfoundry-gauntlet[s3]'")) for action in (Store, read_rows)),
-        (read_rows, 'azure://b/x', ('adlfs', "install 'llmfoundry-gauntlet[azure]'")),
+        *((action, 'gs://b/x', ('gcsfs', "install 'llmfoundry-gauntlet[gcs]'")) for action in (Store, rows_of)),
+        *((action, 'az://b/x', ('adlfs', "install 'llmfoundry-gauntlet[azure]'")) for action in (Store, rows_of)),
+        *((action, 's3://b/x', ('s3fs', "install 'llmfoundry-gauntlet[s3]'")) for action in (Store, rows_of)),
+        (rows_of, 'azure://b/x', ('adlfs', "install 'llmfoundry-gauntlet[azure]'")),
     ],
 )
 def test_errors_name_the_allowed_schemes_or_the_missing_package(
@@ -113,7 +114,7 @@ def test_errors_name_a_missing_bucket_and_a_wrong_endpoint(s3_server: S3Server, 
         assert 'bucket does not exist' in problem
     monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
     monkeypatch.setenv('S3_ENDPOINT_URL', 'http://127.0.0.1:9')
-    for action in (Store('s3://a-bucket/x').files, lambda: read_rows('s3://a-bucket/x')):
+    for action in (Store('s3://a-bucket/x').files, lambda: rows_of('s3://a-bucket/x')):
         assert problem_of(action).startswith('s3://a-bucket/x at http://127.0.0.1:9: Could not connect')
     monkeypatch.setenv('S3_ENDPOINT_URL', 'nonsense')
     assert 'Invalid endpoint: nonsense' in problem_of(Store('s3://a-bucket').files)
@@ -129,7 +130,7 @@ def test_errors_of_missing_and_wrong_credentials_say_which_to_set(
         monkeypatch.setenv(name, str(tmp_path / 'none'))
     try:
         s3_server.want_credentials(after=0)
-        for action in (Store(s3_server.uri('x')).files, lambda: read_rows(s3_server.uri('x'))):
+        for action in (Store(s3_server.uri('x')).files, lambda: rows_of(s3_server.uri('x'))):
             assert problem_of(action).endswith('; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE')
         monkeypatch.delenv('AWS_ACCESS_KEY_ID')
         monkeypatch.delenv('AWS_SECRET_ACCESS_KEY')
@@ -149,10 +150,12 @@ def test_rows_are_read_from_a_store_with_line_numbers_and_errors_name_the_url(s3
     url = put(f'{bucket}/a/rows.jsonl', LINES.replace(b'\n', b'\n\n', 1))
     task = TaskSpec(label='t', dataset_uri=url, icl_task_type='language_modeling', num_fewshot=(0,))
     assert read_task_rows(task, 'no/such/folder', []) == (url, [(0, ROWS[0]), (2, ROWS[1])])
-    assert read_rows(put(f'{bucket}/rows.gz', gzip.compress(LINES, mtime=0))) == [(0, ROWS[0]), (1, ROWS[1])]
+    assert rows_of(put(f'{bucket}/rows.gz', gzip.compress(LINES, mtime=0))) == [(0, ROWS[0]), (1, ROWS[1])]
     bad = put(f'{bucket}/bad.jsonl', LINES + b'{"context": \n')
-    assert problem_of(lambda: read_rows(bad)) == f'{bad}:3: malformed JSON: Expecting value at column 12'
+    problems: list[str] = []
+    assert len(read_rows(bad, problems)) == 2
+    assert problems == [f'{bad}:3: malformed JSON: Expecting value at column 12']
     cut = put(f'{bucket}/bad.gz', gzip.compress(LINES)[:-4])
-    assert problem_of(lambda: read_rows(cut)).startswith(f'{cut}: is a damaged')
-    missing = problem_of(lambda: read_rows(f'{bucket}/no.jsonl'))
+    assert problem_of(lambda: rows_of(cut)).startswith(f'{cut}: is a damaged')
+    missing = problem_of(lambda: rows_of(f'{bucket}/no.jsonl'))
     assert missing.startswith(f'{bucket}/no.jsonl') and missing.endswith(': there is no such file')
