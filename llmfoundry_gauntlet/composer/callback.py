@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from composer.core import Callback, Event, State, get_precision_context
@@ -93,6 +93,23 @@ class EvaluationSchedule:
         return any(saver.save_interval(state, save_event) for saver in checkpoint_savers(state))
 
 
+def subset_key(number: int, tasks: Iterable[str]) -> str:
+    """Return the name of the subset of a callback, one of several with the same tasks."""
+    return f'{number}: {", ".join(sorted(tasks))}'
+
+
+def subsets_in(stored: Mapping[str, Sizes] | Sequence[Mapping[str, int | None]]) -> Mapping[str, Sizes]:
+    """Return the subsets in a checkpoint; 0.1.0 stored a list, one entry per callback, with None for no subset."""
+    if isinstance(stored, Mapping):
+        return stored
+    found: dict[str, Sizes] = {}
+    for place, sizes in enumerate(stored):
+        number = sum(other.keys() == sizes.keys() for other in stored[:place])
+        if sizes and None not in sizes.values():
+            found[subset_key(number, sizes)] = cast(Sizes, sizes)
+    return found
+
+
 class EvalGauntlet(Callback):
     """Evaluate all tasks at the chosen times, log metrics and composites, and write records.
 
@@ -156,7 +173,7 @@ class EvalGauntlet(Callback):
         gauntlets = [callback for callback in state.callbacks if isinstance(callback, EvalGauntlet)]
         twins = [gauntlet for gauntlet in gauntlets if gauntlet.data.tasks.keys() == self.data.tasks.keys()]
         self._subsets = gauntlets[0]._subsets
-        self._subset_key = f'{twins.index(self)}: {", ".join(sorted(self.data.tasks))}'
+        self._subset_key = subset_key(twins.index(self), self.data.tasks)
         if self.settings.save_folder is not None:
             folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
             on_first_rank(partial(check_writable, folder))
@@ -237,10 +254,9 @@ class EvalGauntlet(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the subsets from a checkpoint; callbacks with the same tasks are matched in order."""
-        found = state.get('sizes', '{}')
-        found = json.loads(found) if isinstance(found, str) else found
-        if isinstance(found, dict):  # 0.1.0 has stored a list
-            self._subsets.update(found)
+        stored = state.get('sizes', '{}')
+        found = json.loads(stored) if isinstance(stored, str) else stored
+        self._subsets.update(subsets_in(found))
         if self._subset_key in self._subsets:
             self.use_subset(self._subsets[self._subset_key])
         elif found and self.settings.time_budget is not None:

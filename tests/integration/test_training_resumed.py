@@ -160,6 +160,12 @@ def test_a_sharded_checkpoint_restores_the_subset(tmp_path, tiny_settings):
     assert second.state_dict() == first.state_dict()
 
 
+def test_the_list_of_subsets_in_older_checkpoints_is_read():
+    known, others = {'a/0-shot': 3, 'b/0-shot': 4}, {'c/0-shot': 5}
+    unknown = dict.fromkeys(known)
+    assert callback.subsets_in([unknown, others, known, {}]) == {'1: a/0-shot, b/0-shot': known, '0: c/0-shot': others}
+
+
 def test_two_callbacks_keep_the_subsets_of_their_own_budgets(tmp_path, tiny_settings):
     """The first takes the items that are settled, the second those that fit."""
 
