@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run_cli
 from paths import ROOT, SHARED_DATA
 
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO
@@ -69,6 +70,20 @@ def test_every_file_has_twelve_rows_or_more_with_the_keys_of_the_published_ones(
     assert len(rows_of(name)) >= LEAST_ROWS
     assert len({tuple(row) for row in rows_of(name)}) == 1
     assert {tuple(row) for row in rows_of(name)} == {tuple(row) for row in published(name)}
+
+
+@pytest.mark.slow
+def test_no_row_is_a_published_one(capsys: pytest.CaptureFixture[str]):
+    """Rows share at most the words of their form with the published files."""
+    folder = SHARED_DATA / 'local_data'
+    if not folder.is_dir():
+        pytest.skip(f'the published files ({folder}) are not here')
+    run_cli('data', 'check', '--data-root', FOLDER, '--against', folder, '--json')
+    tasks = json.loads(capsys.readouterr().out)['overlap']['tasks']
+    assert sum(task['num_checked'] for task in tasks) > 500
+    for task in tasks:
+        for row in task['found']:
+            assert row['num_found'] < row['num_sequences'] / 3, (task['name'], row)
 
 
 def test_every_line_is_json_in_one_format_without_invisible_characters():
