@@ -165,8 +165,8 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
     """Return settings from plain values and paths; accept a single interval or name for a list. Raise ConfigError."""
     values = {key: plain(value) for key, value in values.items()}
     for key in ('only', 'log', 'interval'):
-        if isinstance(values.get(key), str):
-            values[key] = [values[key]]
+        if isinstance(values.get(key), (str, int)):  # the error for a number says which words are allowed
+            values[key] = [str(values[key])]
     problems = Problems(source)
     if 'precision' in values and 'precision_target' in values:
         problems.add('precision', 'is another name of precision_target; give one of them')

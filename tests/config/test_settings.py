@@ -49,6 +49,7 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
         ('save_folder', 's3://bucket/run', "save_folder: is 's3://bucket/run', but records are written to a local"),
         ('data_root', '', "data_root: is ''; allowed: a folder"),
         ('interval', ['sometimes'], "interval: is 'sometimes'; allowed: first, checkpoint, last and C"),
+        ('interval', 500, "interval: is '500'; allowed: first, checkpoint, last and Composer times (500ba"),
         ('interval', {'every': '1ep'}, 'interval: is a mapping; allowed: a list'),
         ('interval', ['1ep', 3], 'interval[1]: is 3; allowed: text'),
     ],
