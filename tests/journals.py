@@ -7,6 +7,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.results.journal import Identity, Journal, read_journal
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
@@ -47,6 +50,13 @@ def kept(folder: Path, *, repair: bool = False) -> tuple[set[int], set[int]]:
     found = read_journal(folder, repair=repair)
     assert found is not None
     return {key.row for key in found.results}, {key.row for key in found.suspects}
+
+
+def problems_of(folder: Path, *, repair: bool = False) -> list[str]:
+    """Return why a journal cannot be read."""
+    with pytest.raises(RecordError) as raised:
+        read_journal(folder, repair=repair)
+    return list(raised.value.problems)
 
 
 def lines_of(path: Path) -> list[bytes]:
