@@ -147,21 +147,6 @@ def test_results_have_all_keys(written):
     assert {'gauntlet/seconds/score_mmlu_pro/0-shot', 'gauntlet/seconds/score_agieval/0-shot'} <= set(record['metrics'])
 
 
-def test_agieval_has_a_variant_for_each_real_option_and_a_file_for_each_subset(written):
-    """Mutation: variants and files sorted by name."""
-    out, evaluation = written
-    samples = read_lines(out / 'samples' / 'score_agieval_0-shot.jsonl')
-    sizes = {'sat-math': 4, 'lsat-lr': 5, 'lsat-rc': 5, 'logiqa-en': 4, 'aqua-rat': 5, 'sat-en': 4, 'lsat-ar': 5}
-    rows: dict[tuple[str, int], list[str]] = {}
-    for sample in samples:
-        assert sample['category'] == sample['file']
-        rows.setdefault((sample['file'], sample['row']), []).append(sample['variant'])
-    assert len(rows) == 15 and list(dict.fromkeys(file for file, _ in rows)) == list(sizes)
-    for (file, _), variants in rows.items():
-        assert variants == [f'option_order:{letter}' for letter in LETTERS[: sizes[file]]]
-    assert evaluation.robustness['agieval'][ORDER].num_questions == 15
-
-
 # Chat templates.
 
 

@@ -155,6 +155,13 @@ def test_results_are_in_the_order_of_rows_and_prompts_and_only_mmlu_pro_is_macro
     found = score_answers(data, read_answers(write_answers(tmp_path, lines[::-1])))
     (results,) = found.results.values()
     assert [(one.key.file, one.key.row, one.key.variant) for one in results] == keys
+    if dataset == 'agieval':
+        sizes = {'sat-math': 4, 'lsat-lr': 5, 'lsat-rc': 5, 'logiqa-en': 4, 'aqua-rat': 5, 'sat-en': 4, 'lsat-ar': 5}
+        assert list(dict.fromkeys(file for file, *_ in keys)) == list(sizes)
+        for place in {(file, row) for file, row, _ in keys}:
+            variants = [variant for *name, variant in keys if tuple(name) == place]
+            assert variants[:-10] == [f'option_order:{letter}' for letter in 'ABCDE'[: sizes[place[0]]]]
+        assert all(one.category == one.key.file for one in results)
     score = found.robustness[dataset][PROMPT]
     assert score.accuracy == (score.accuracy_macro if dataset == 'mmlu_pro' else score.accuracy_micro)
     assert score.accuracy_micro != score.accuracy_macro

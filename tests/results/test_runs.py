@@ -309,14 +309,8 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 
 @pytest.mark.parametrize('case', BROKEN)
-def test_a_run_that_cannot_be_used_is_named(run: Path, case: str):
+def test_a_run_that_cannot_be_used_is_named(refusal, run: Path, case: str):
     damage, facts = BROKEN[case]
     damage(run)
-    problem = problems_of(run)
+    problem = refusal(run)
     assert [fact for fact in facts if fact.format(run=run) not in problem] == []
-
-
-def test_a_run_that_cannot_be_used_is_no_internal_error(refusal, gauntlet, run: Path):
-    forget('config')(run)
-    for err in (refusal(run), gauntlet('compare', run, run)[2]):
-        assert err.startswith(f'error: {run}/results.json: ') and 'internal error' not in err
