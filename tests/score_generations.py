@@ -18,12 +18,8 @@ OF_LETTERS = (
     (
         *('The best answer is @V', 'The best answer is @V.', 'Let us think.\n\nThe best answer is @V') * 4,
         *('@V', '@v', 'the best answer is @v', 'THE BEST ANSWER IS @V!', 'So: The best answer is **@V**.'),
-        *(
-            'The best answer is (@V).',
-            'The best answer is [@V]',
-            "The best answer is '@V'.",
-            'The best answer is @V) @O',
-        ),
+        *('The best answer is (@V).', 'The best answer is [@V]', "The best answer is '@V'."),
+        'The best answer is @V) @O',
         *('The best answer is @V\nas shown above.', 'The best answer is @V.\n\n', 'The best answer is @V\r\n'),
         *('The best answer is @V because of the rest.', 'The best answer is K? No. The best answer is @V.'),
     ),
@@ -57,15 +53,7 @@ OF_NUMBERS = (
     *('\\text{@V}', '\\frac{@V}{1}', '@V+0', '@V apples', '@V.00001'),
 )
 OF_OTHERS = (
-    ' @V ',
-    '(@V)',
-    '\\left(@V\\right)',
-    '\\text{@V}',
-    '@V\\,',
-    '1\\cdot @V',
-    'y=@V',
-    '@V.',
-    '@V\\text{ units}',
+    *(' @V ', '(@V)', '\\left(@V\\right)', '\\text{@V}', '@V\\,', '1\\cdot @V', 'y=@V', '@V.', '@V\\text{ units}'),
 )
 
 
@@ -104,11 +92,7 @@ def other_forms(gold: str) -> list[str]:
         forms += [','.join(gold.split(',')[::-1]), gold.replace(',', ', '), gold.replace(',', ' and ')]
     if found := re.fullmatch(r'\\d?frac\{(\d+)\}\{(\d+)\}', gold):
         above, below = map(int, found.groups())
-        forms += [
-            f'{above}/{below}',
-            f'\\tfrac{{{above}}}{{{below}}}',
-            f'\\frac {above}{below}',
-            f'{above / below:.6f}',
-        ]
+        forms += [f'{above}/{below}', f'\\tfrac{{{above}}}{{{below}}}']
+        forms += [f'\\frac {above}{below}', f'{above / below:.6f}']
         forms += [f'\\frac{{{2 * above}}}{{{2 * below}}}', f'{100 * above / below}']
     return forms

@@ -19,6 +19,8 @@ from llmfoundry_gauntlet.evaluation.precision import precision_plan, variance_fa
 SIZES = {'guess': 400, 'topics': 300, 'write': 1000, 'tiny': 20, 'extra': 500}
 BASELINES = {'guess': 0.5, 'topics': 0.25, 'write': 0.0, 'tiny': 0.5}
 CASES = ('chance', 'halfway')  # of a model: near chance, or halfway to 1
+ONE = {'name': 'one', 'benchmarks': [{'name': 'guess', 'num_fewshot': 0}]}
+WITHOUT_A_TASK = {'categories': [ONE], 'averages': {'empty': ['three'], 'first': ['one']}}
 TOPICS = 'aaaab'  # of which the smaller decides half of the score
 
 
@@ -161,18 +163,13 @@ def test_a_watch_takes_the_target_of_a_training_yaml(settings, tmp_path: Path):
         ({'precision': '5%', 'time_budget': '9s'}, 'chooses the subset by itself; leave out time_budget'),
         ({'precision': '5% of core'}, "no average 'core'; allowed: first, gauntlet_average"),
         ({'precision': '5%', 'gauntlet': None}, 'give a gauntlet'),
+        ({'precision': '5%', 'gauntlet': WITHOUT_A_TASK}, "no task of the average 'empty'"),
     ],
 )
 def test_wrong_targets_are_errors_that_say_what_is_allowed(settings, changes, problem: str):
     with pytest.raises(ConfigError) as caught:
         load(settings, **changes)
     assert problem in str(caught.value)
-
-
-def test_an_average_without_a_task_is_an_error(settings):
-    gauntlet = {**settings['gauntlet'], 'averages': {'empty': ['three'], 'first': ['one']}}
-    with pytest.raises(ConfigError, match="no task of the average 'empty'"):
-        load(settings, gauntlet=gauntlet, precision_target='5%')
 
 
 def test_the_command_exports_the_subset(settings, tmp_path: Path):

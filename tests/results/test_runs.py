@@ -55,14 +55,9 @@ def recompute(gauntlet, tmp_path: Path):
 def test_recomputed_results_are_identical_without_data_or_yaml_files(make_run, recompute, data: Path, tmp_path: Path):
     own = shutil.copytree(data, tmp_path / 'own')
     score = score_yaml(own, {'dataset': 'choices', 'perturbations': ['option_order']})
+    name = {'task': 'score_choices', 'num_shots': 0}
     of_choices = [
-        {
-            'task': 'score_choices',
-            'num_shots': 0,
-            'row': row,
-            'variant': variant,
-            'text': f'The best answer is {letter}',
-        }
+        {**name, 'row': row, 'variant': variant, 'text': f'The best answer is {letter}'}
         for row in range(SIZES[CHOICES])
         for variant, letter in zip(VARIANTS[:3], 'ABC', strict=True)
     ]
