@@ -18,11 +18,9 @@ import networks
 import tiny
 import torch
 from composer import Trainer
-from composer.core import DataSpec
 from composer.models import HuggingFaceModel
 from composer.utils import FSDP2Config, FSDPConfig, dist
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, _init_utils
-from torch.utils.data import DataLoader
 
 from llmfoundry_gauntlet import EvalGauntlet, Evaluation, evaluate
 from llmfoundry_gauntlet.composer import gathered
@@ -67,20 +65,14 @@ def make_trainer(folder: Path, family: str, callbacks: list, mode: str, device: 
     is_foundrys = family.startswith('hf_causal_lm')
     model = foundry_model(folder, family) if is_foundrys else hugging_face_model(family)
     model.train()
-    torch.manual_seed(7)
-    rows = [{'input_ids': row, 'labels': row} for row in torch.randint(3, 259, (16, 16))]
     sharding = SHARDINGS[mode.split(',')[0]]()
-    return Trainer(
-        model=model,
-        train_dataloader=DataSpec(DataLoader(rows, batch_size=2, sampler=dist.get_sampler(rows, shuffle=True))),
-        optimizers=torch.optim.AdamW(model.parameters(), lr=1e-3),
+    return tiny.trainer(
+        callbacks,
         max_duration='3ba',
+        whole=model,
         device=device,
         precision='fp32' if device == 'cpu' else 'amp_bf16',
         deterministic_mode=device != 'cpu',
-        seed=3,
-        callbacks=callbacks,
-        progress_bar=False,
         parallelism_config=None if sharding is None else {'fsdp': sharding},
     )
 
@@ -106,7 +98,6 @@ def scores(callback: EvalGauntlet) -> dict:
         'layout': planned.layout,
         'num_parameters': callback.num_parameters,
         'num_continuous': len(planned.continuous_batches),
-        'num_prefixes': len(prefixes),
         'repeats_a_prefix': len(set(prefixes)) < len(prefixes),
         'items': items_of(callback.evaluation),
     }

@@ -13,13 +13,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
-from composer import Callback, Logger, State, Trainer
+from composer import Trainer
 from composer.loggers import FileLogger, InMemoryLogger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
 
 from llmfoundry_gauntlet import EvalGauntlet
@@ -33,25 +34,6 @@ MAJORITY = ('MajorityClass', 'MajorityClassStandardError')  # these are only in 
 LONG = [f'metrics/odd/0-shot/{"x" * 300}/{name}' for name in MAJORITY]  # keys end in 12 digits of their digest
 OF_RECORDS = re.compile(rf'({"|".join([*MAJORITY, *(sha256(key.encode()).hexdigest()[:12] for key in LONG)])})$')
 METRIC_LINE = re.compile(r'\[metric\]\[batch=(\d+)\]: (.*): (\S+) ')
-
-
-class Killer(Callback):
-    """Kill the process at batch 4: after some steps of the evaluation, or after it and before the checkpoint."""
-
-    def __init__(self, moment: str) -> None:
-        self.moment = moment
-        self.steps = 0
-
-    def eval_batch_end(self, state: State, logger: Logger) -> None:
-        """Count the steps of the evaluation at batch 4."""
-        self.steps += state.timestamp.batch.value == 4
-        if self.moment == 'in_evaluation' and self.steps == 6:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def eval_end(self, state: State, logger: Logger) -> None:
-        """Run after the gauntlet's."""
-        if self.moment == 'after_evaluation' and state.timestamp.batch.value == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def write_tasks(folder: Path) -> dict[str, Any]:
@@ -106,7 +88,10 @@ def job(folder: Path, mlflow_uri: str, moment: str) -> None:
     is_resumed = (folder / 'checkpoints').is_dir()  # else Composer would ask W&B, which is offline, for a checkpoint
     destinations = [*local_loggers(folder, resume=True), mlflow_logger(folder, mlflow_uri, resume=True)]
     made = trainer(folder, destinations, [], autoresume=is_resumed)
-    made.state.callbacks.append(Killer(moment))  # after the gauntlet
+    if moment != 'whole':  # killed after some steps of the evaluation, or after it and before the checkpoint
+        kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+        killer = tiny.AtEvaluation(4, kill, step=6 if moment == 'in_evaluation' else None)
+        made.state.callbacks.append(killer)  # after the gauntlet
     fit(made)
 
 

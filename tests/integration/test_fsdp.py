@@ -120,7 +120,6 @@ def test_ranks_stay_in_step_if_one_repeats_a_cached_prefix(ranks):
     Mutation: a cached prefix does not run again, and the ranks wait for each other until the timeout.
     """
     shares = [found['llama']['sharded, not kept']['long'] for found in ranks]
-    assert all(share['num_prefixes'] > 0 for share in shares)
     assert any(share['repeats_a_prefix'] for share in shares), 'choose another number of rows'
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 import tiny
 import torch
 import wandb
-from composer import Callback, Engine, Logger, State
+from composer import Engine
 from composer.loggers import FileLogger, InMemoryLogger, TensorboardLogger, WandBLogger
 from logged import MLflowServer, check_logged, recorded, warnings_of
 
@@ -145,18 +145,6 @@ def test_by_default_loggers_get_accuracies_errors_and_composites(tmp_path):
     assert record['training']['loss'] == memory.data['loss/train/total'][-1][1] > 0
 
 
-class Breaker(Callback):
-    """Call a function just before the last evaluation is logged."""
-
-    def __init__(self, do: Callable[[], object]) -> None:
-        self.do = do
-
-    def eval_end(self, state: State, logger: Logger) -> None:
-        """Run before the gauntlet's and the loggers' own."""
-        if state.timestamp.batch.value == 6:
-            self.do()
-
-
 def finish_wandb(folder: Path) -> None:
     wandb.finish()
 
@@ -175,7 +163,7 @@ def replace_tensorboard_folder(folder: Path) -> None:
 )
 def test_a_broken_logger_is_a_warning_and_the_others_lose_no_value(tmp_path, caplog, damage, logger, error):
     destinations = logged.local_loggers(tmp_path)
-    trainer = logged.trainer(tmp_path, destinations, [Breaker(lambda: damage(tmp_path))])
+    trainer = logged.trainer(tmp_path, destinations, [tiny.AtEvaluation(6, lambda: damage(tmp_path))])
     with pytest.raises(error):
         logged.fit(trainer)
     (warning,) = warnings_of(caplog)

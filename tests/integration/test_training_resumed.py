@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch.distributed.checkpoint as dist_checkpoint
-from composer import Callback, Logger, State
+from composer import Callback
 from composer.loggers import InMemoryLogger
 from tiny import journal_lines, outcome, record
 
@@ -22,17 +22,8 @@ from llmfoundry_gauntlet.results.files import find_results
 KEY = 'icl/metrics/eval_gauntlet/all'
 
 
-class Cut(Callback):
-    """End the job in the middle of the evaluation at a batch."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-        self.steps = 0
-
-    def eval_batch_end(self, state: State, logger: Logger) -> None:
-        self.steps += state.timestamp.batch.value == self.batch
-        if self.steps == 4:
-            raise KeyboardInterrupt
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def job(folder: Path, settings: dict[str, str], interval: str, callbacks: Sequence[Callback] = ()) -> list[int]:
@@ -51,7 +42,7 @@ def job(folder: Path, settings: dict[str, str], interval: str, callbacks: Sequen
 def test_an_interrupted_evaluation_is_finished_once(tmp_path, tiny_settings, interval, due):
     assert job(tmp_path / 'whole', tiny_settings, interval) == due
     folder = tmp_path / 'cut'
-    assert job(folder, tiny_settings, interval, [Cut(4)]) == due[:-1]
+    assert job(folder, tiny_settings, interval, [tiny.AtEvaluation(4, interrupt, step=4)]) == due[:-1]
     assert not (folder / 'records/ba4/results.json').exists()
     num_finished = len(journal_lines(folder / 'records/ba4')) - 1  # after its identity
     assert job(folder, tiny_settings, interval) == [4]
@@ -66,13 +57,10 @@ def test_records_missing_beside_a_checkpoint_are_written_by_the_next_job(tmp_pat
     def killed(*_: Any, **__: Any) -> None:
         raise RecordError('the job was killed before they were written')
 
-    def kill() -> None:
-        raise KeyboardInterrupt
-
     records = tmp_path / 'records'
     with monkeypatch.context() as patch:
         patch.setattr(callback, 'write_records', killed)
-        assert job(tmp_path, tiny_settings, 'checkpoint', [tiny.AtBatches({3: kill})]) == [2]
+        assert job(tmp_path, tiny_settings, 'checkpoint', [tiny.AtBatches({3: interrupt})]) == [2]
     assert not list(records.rglob('results.json'))
     assert job(tmp_path, tiny_settings, 'checkpoint') == [2, 4]
     first = record(records / 'ba2')

@@ -235,23 +235,41 @@ class AtBatches(Callback):
         self.functions.get(state.timestamp.batch.value + 1, lambda: None)()
 
 
-def trainer(callbacks: list[Any], *, max_duration: str = '6ba', **arguments: Any) -> Trainer:
-    """Return a training run of two rows per rank and batch, shuffled."""
+class AtEvaluation(Callback):
+    """Call a function in the evaluation at a batch: after so many of its steps, or at its end."""
+
+    def __init__(self, batch: int, function: Callable[[], object], *, step: int | None = None) -> None:
+        self.batch, self.function, self.step = batch, function, step
+        self.num_steps = 0
+
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
+        self.num_steps += state.timestamp.batch.value == self.batch
+        if self.num_steps == self.step:
+            self.function()
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        if self.step is None and state.timestamp.batch.value == self.batch:
+            self.function()
+
+
+def trainer(
+    callbacks: list[Any], *, max_duration: str = '6ba', whole: HuggingFaceModel | None = None, **arguments: Any
+) -> Trainer:
+    """Return a training run of two rows per rank and batch, shuffled; by default of `model()`."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 259, (16, 16), generator=generator)
     rows = [{'input_ids': row, 'labels': row} for row in ids]
     sampler = dist.get_sampler(rows, shuffle=True)
-    network = model()
+    whole = whole or HuggingFaceModel(model(), tokenizer=tokenizer())
     return Trainer(
-        model=HuggingFaceModel(network, tokenizer=tokenizer()),
+        model=whole,
         train_dataloader=DataSpec(DataLoader(rows, batch_size=2, sampler=sampler)),
-        optimizers=torch.optim.AdamW(network.parameters(), lr=1e-3),
+        optimizers=torch.optim.AdamW(whole.parameters(), lr=1e-3),
         max_duration=max_duration,
-        device='cpu',
         seed=3,
         callbacks=callbacks,
         progress_bar=False,
-        **arguments,
+        **{'device': 'cpu', **arguments},
     )
 
 
