@@ -13,7 +13,7 @@ import pytest
 from command_line import loaded_by
 from object_store import S3Server
 from paths import ROOT, SHARED_DATA
-from test_published import files_in, parquet_of
+from test_published import PROBLEMS, files_in, parquet_of
 
 from llmfoundry_gauntlet.data import published
 from llmfoundry_gauntlet.data.published import read_manifest, select_files
@@ -22,11 +22,7 @@ s3_server = object_store.s3_server
 Gauntlet = Callable[..., tuple[int, str, str]]
 COPA, BOOLQ, MATH = 'commonsense_reasoning/copa.jsonl', 'reading_comprehension/boolq.jsonl', 'score/hendrycks_math/'
 ROWS = {path: f'{{"query": "{path}"}}\n'.encode() * 3 for path in (COPA, BOOLQ)}
-ALGEBRA = [
-    {'problem': f'${number} + 1$?', 'level': 'Level 1', 'type': 'Algebra', 'solution': f'$\\boxed{{{number}}}$'}
-    for number in range(4)
-]
-ALGEBRA_LINES = ''.join(json.dumps(row) + '\n' for row in ALGEBRA).encode()
+ALGEBRA_LINES = ''.join(json.dumps(row) + '\n' for row in PROBLEMS).encode()
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +41,7 @@ def small_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
         for file in select_files(['copa', 'boolq'])
     ]
     (algebra,) = select_files([f'{MATH}algebra'])
-    monkeypatch.setattr(published, 'read_manifest', lambda: (*files, replace(algebra, num_rows=4)))
+    monkeypatch.setattr(published, 'read_manifest', lambda: (*files, replace(algebra, num_rows=3)))
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -98,7 +94,7 @@ def test_files_are_imported_and_verified_from_an_s3_bucket(gauntlet: Gauntlet, t
 
 @pytest.mark.usefixtures('small_manifest')
 def test_a_published_parquet_file_is_imported_as_json_lines(gauntlet: Gauntlet, tmp_path: Path):
-    write(tmp_path / 'from' / 'hub' / 'algebra' / 'test-00000-of-00001.parquet', parquet_of(ALGEBRA))
+    write(tmp_path / 'from' / 'hub' / 'algebra' / 'test-00000-of-00001.parquet', parquet_of(PROBLEMS))
     write(tmp_path / 'from' / 'hub' / 'geometry' / 'test-00000-of-00001.parquet', b'another subject')
     assert gauntlet('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to', 'score_math')[0] == 0
     assert files_in(tmp_path / 'to') == {f'{MATH}algebra.jsonl': ALGEBRA_LINES}

@@ -22,7 +22,7 @@ ROW = {'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0}
 PASSAGE = {'context': 'two and two are', 'continuation': 'four'}
 SCHEMA = {'context_options': ['a', 'b'], 'continuation': 'c', 'gold': 1}
 CATEGORIES = st.lists(st.sampled_from([None, 'a', 'b', 'c', 'd']), max_size=60)
-SHARES = st.floats(0, 1)  # of all items
+COUNTS = st.integers(1, 70)
 
 
 def task(kind: str, uri: str = 'rows.jsonl', **keys):
@@ -31,8 +31,7 @@ def task(kind: str, uri: str = 'rows.jsonl', **keys):
 
 
 def read(folder, kind: str, **keys):
-    spec = task(kind, **keys)
-    return spec.read(folder).examples
+    return task(kind, **keys).read(folder).examples
 
 
 def problems(folder, kind: str, **keys) -> list[str]:
@@ -99,8 +98,7 @@ def test_other_faults_are_named(write_jsonl, tmp_path, kind: str, rows: list, ke
 @pytest.mark.parametrize('prefix', ['', 'eval/local_data/', 'scripts/eval/local_data/'])
 def test_upstream_path_prefixes_are_dropped(write_jsonl, tmp_path, prefix: str):
     write_jsonl('world/rows.jsonl', [PASSAGE])
-    spec = task('language_modeling', uri=f'{prefix}world/rows.jsonl')
-    assert len(spec.read(tmp_path).examples) == 1
+    assert len(read(tmp_path, 'language_modeling', uri=f'{prefix}world/rows.jsonl')) == 1
 
 
 def test_a_task_may_rename_the_keys_of_a_row(write_jsonl, tmp_path):
@@ -130,16 +128,11 @@ def test_a_row_may_name_its_cluster(write_jsonl, tmp_path):
     assert problem.startswith("rows.jsonl:1: the key 'pages' is missing, did you mean 'page'")
 
 
-def number(share: float, categories: list[str | None]) -> int:
-    """Return this many of all items, at least one."""
-    return max(1, round(share * len(categories)))
-
-
 def examples(categories: list[str | None]) -> list[Example]:
     return [Example(row=row, content=row, category=category) for row, category in enumerate(categories)]
 
 
-@given(categories=CATEGORIES, count=st.integers(1, 70))
+@given(categories=CATEGORIES, count=COUNTS)
 def test_a_subset_has_the_requested_size_in_the_original_order(categories, count):
     every = examples(categories)
     taken = subset(every, count)
@@ -148,27 +141,27 @@ def test_a_subset_has_the_requested_size_in_the_original_order(categories, count
     assert subset(every, None) == every
 
 
-@given(categories=CATEGORIES, shares=st.tuples(SHARES, SHARES))
-def test_subsets_are_nested(categories, shares):
+@given(categories=CATEGORIES, counts=st.tuples(COUNTS, COUNTS))
+def test_subsets_are_nested(categories, counts):
     every = examples(categories)
-    few, more = sorted(number(share, categories) for share in shares)
+    few, more = sorted(counts)
     rows = {example.row for example in subset(every, more)}
     assert {example.row for example in subset(every, few)} <= rows
 
 
-@given(categories=CATEGORIES, share=SHARES)
-def test_categories_are_sampled_in_proportion(categories, share):
+@given(categories=CATEGORIES, count=COUNTS)
+def test_categories_are_sampled_in_proportion(categories, count):
     """Each category's number is within half an item of the same share."""
-    taken = Counter(example.category for example in subset(examples(categories), number(share, categories)))
+    taken = Counter(example.category for example in subset(examples(categories), count))
     sizes = Counter(categories)
     lowest = max(((taken[category] - 0.5) / size for category, size in sizes.items()), default=0)
     highest = min(((taken[category] + 0.5) / size for category, size in sizes.items()), default=0)
     assert lowest <= highest + 1e-12
 
 
-@given(categories=CATEGORIES, share=SHARES, seed=st.integers(0, 5))
-def test_row_order_does_not_change_the_subset(categories, share, seed):
-    every, count = examples(categories), number(share, categories)
+@given(categories=CATEGORIES, count=COUNTS, seed=st.integers(0, 5))
+def test_row_order_does_not_change_the_subset(categories, count, seed):
+    every = examples(categories)
     shuffled = random.Random(seed).sample(every, len(every))
     assert {example.row for example in subset(shuffled, count)} == {example.row for example in subset(every, count)}
 

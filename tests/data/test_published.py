@@ -6,9 +6,8 @@ import hashlib
 import io
 import json
 import threading
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -71,43 +70,36 @@ class Answer:
     num_bytes: int | None = None
 
 
-@dataclass(slots=True)
-class Server:
+class Server(ThreadingHTTPServer):
     """A server that sends these responses in order and repeats the last one."""
 
-    url: str
-    answers: deque[Answer]
-    paths: list[str] = field(default_factory=list)
-
     def give(self, *answers: Answer | bytes) -> None:
-        self.answers.clear()
-        self.answers.extend(answer if isinstance(answer, Answer) else Answer(answer) for answer in answers)
+        self.answers = [answer if isinstance(answer, Answer) else Answer(answer) for answer in answers]
+        self.paths: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.paths.append(self.path)
+        answer = self.server.answers[min(len(self.server.paths), len(self.server.answers)) - 1]
+        self.send_response(answer.status)
+        self.send_header('Content-Length', str(len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body[: answer.num_bytes])
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """Start a server in place of the Hugging Face hub. Pooch does not wait between tries."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            state.paths.append(self.path)
-            answer = state.answers.popleft() if len(state.answers) > 1 else state.answers[0]
-            self.send_response(answer.status)
-            self.send_header('Content-Length', str(len(answer.body)))
-            self.end_headers()
-            self.wfile.write(answer.body[: answer.num_bytes])
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
     for name in ('http_proxy', 'HTTP_PROXY', 'all_proxy', 'ALL_PROXY'):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr('pooch.core.time.sleep', lambda seconds: None)
-    with ThreadingHTTPServer(('127.0.0.1', 0), Handler) as running:
-        state = Server(f'http://127.0.0.1:{running.server_port}', deque())
-        monkeypatch.setenv('HF_ENDPOINT', f'{state.url}/')
+    with Server(('127.0.0.1', 0), Handler) as running:
+        monkeypatch.setenv('HF_ENDPOINT', f'http://127.0.0.1:{running.server_port}/')
         threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield state
+        yield running
         running.shutdown()
 
 

@@ -60,7 +60,6 @@ CONTROLS = {'query': ''.join(map(chr, range(32))), 'choices': ['\0', '\r\n'], 'g
         pytest.param(json.dumps(CONTROLS).encode(), [(0, CONTROLS)], id='escaped control characters'),
         pytest.param(b'{"a": ' + b'9' * 4300 + b'}', [(0, {'a': 10**4300 - 1})], id='a number of 4300 digits'),
         pytest.param(b'', [], id='empty'),
-        pytest.param(b'\n \r\n', [], id='white space alone'),
     ],
 )
 def test_rows_are_read_unchanged_and_white_space_around_them_is_ignored(tmp_path, content: bytes, expected: list[Any]):
@@ -81,16 +80,10 @@ def test_rows_are_read_unchanged_and_white_space_around_them_is_ignored(tmp_path
         (b'{"gold": 0, "gold": 1}', "duplicate key 'gold'; allowed: once"),
         (b'{"a": {"b": 0, "c": 1, "b": 0}}', "duplicate key 'b'; allowed: once"),
         (b'[' * 100_000, 'lists or objects are nested too deeply'),
-        (b'{"a":' * 100_000, 'lists or objects are nested too deeply'),
         (b'"\\ud83d\\ude42 \\ud800"', 'lone surrogate (\\ud800 to \\udfff); allowed: whole characters'),
         (b'{"\\uDC00": 1}', 'lone surrogate (\\ud800 to \\udfff); allowed: whole characters'),
         (b'{"query": "\xed\xa0\x80"}', 'is not UTF-8 text: invalid continuation byte at byte 12; allowed: UTF-8'),
-        (b'{"query": "caf\xe9"}', 'is not UTF-8 text: invalid continuation byte at byte 15; allowed: UTF-8'),
         (A + b' ' + B, f'malformed JSON: Extra data at column {len(A) + 2}'),
-        (A[:-1], f"malformed JSON: Expecting ',' delimiter at column {len(A)}"),
-        (A + b',', f'malformed JSON: Extra data at column {len(A) + 1}'),
-        (b"{'query': 'Sky?'}", 'malformed JSON: Expecting property name enclosed in double quotes at column 2'),
-        (b'query,choices,gold', 'malformed JSON: Expecting value at column 1'),
         (b'\x1b[0m', 'malformed JSON: Expecting value at column 1'),
     ],
 )
@@ -112,7 +105,6 @@ BEGINNINGS = (
     [
         *((beginning, 'rows.jsonl: begins with ') for beginning in BEGINNINGS),
         (zipped(A * 99)[:-9], 'rows.jsonl: is a damaged gzip file: Compressed file ended before'),
-        (zipped(A)[:5], 'rows.jsonl: is a damaged gzip file: Compressed file ended before'),
         (zipped(A) + b'rubbish', 'rows.jsonl: is a damaged gzip file: Not a gzipped file'),
         (zipped(A)[:-8] + b'\0' * 8, 'rows.jsonl: is a damaged gzip file: CRC check failed'),
         (zipped(A)[:10] + b'\xff' * 30, 'rows.jsonl: is a damaged gzip file: Error -3'),
