@@ -186,7 +186,6 @@ def test_a_list_a_mapping_a_path_and_a_path_to_a_path_are_equivalent(tmp_path: P
         ('score:\n', 'score: is empty'),
         ('score: 7\n', 'score: is 7; allowed: a list with a mapping for each dataset'),
         ('score: mmlu_pro\n', "score: there is no file 'mmlu_pro' (looked in the working directory and beside s.yaml)"),
-        ('- dataset: math\n', 'is a list at its top; allowed: a mapping'),
         ('score: ["${nowhere}"]\n', 'score: an interpolation cannot be resolved: '),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -40,12 +39,6 @@ def careless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_CACHE', str(tmp_path / 'hub'))
 
 
-def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-    return path
-
-
 def entry(kind: str, uri: str, **keys: Any) -> dict[str, Any]:
     return {'label': 't', 'dataset_uri': uri, 'num_fewshot': [0], 'icl_task_type': kind, **keys}
 
@@ -62,32 +55,30 @@ def problems(folder: Path, kind: str, uri: str, **keys: Any) -> list[str]:
     return list(raised.value.problems)
 
 
-def data_of(folder: Path, uri: str, **keys: Any) -> EvaluationData:
-    tasks = [entry('multiple_choice', uri, **keys)]
-    return load_data(EvaluationSettings(tasks=tasks, data_root=str(folder)))
-
-
-def test_a_folder_gives_the_examples_and_digests_of_the_same_rows_in_a_file(tmp_path):
+def test_a_folder_gives_the_examples_and_digests_of_the_same_rows_in_a_file(write_jsonl, tmp_path):
     rows = [{**row, 'query': f'{row["query"]} {n}'} for n, row in enumerate(QUIZ * 4)]
-    jsonl(tmp_path / 'quiz.jsonl', rows)
-    jsonl(tmp_path / 'quiz/test.jsonl', rows)
+    write_jsonl('quiz.jsonl', rows)
+    write_jsonl('quiz/test.jsonl', rows)
     pd.DataFrame(rows).to_parquet(tmp_path / 'quiz/train.parquet')
-    keys = {'num_fewshot': [3], 'prompt_string': 'Quiz:\n'}
-    by_file = data_of(tmp_path, 'quiz.jsonl', **keys)
+
+    def data_of(uri: str, **keys: Any) -> EvaluationData:
+        tasks = [entry('multiple_choice', uri, num_fewshot=[3], prompt_string='Quiz:\n', **keys)]
+        return load_data(EvaluationSettings(tasks=tasks, data_root=str(tmp_path)))
+
+    by_file = data_of('quiz.jsonl')
     for file in ('test.jsonl', 'train.parquet'):
-        loading = {'data_files': {'test': file}, 'split': 'test'}
-        by_hub = data_of(tmp_path, 'hf://./quiz', hf_loading_vars=loading, **keys)
+        by_hub = data_of('hf://./quiz', hf_loading_vars={'data_files': {'test': file}, 'split': 'test'})
         assert by_hub.examples == by_file.examples and by_hub.digests == by_file.digests
     assert len(by_hub.examples['t/3-shot']) == 12
 
 
-def test_columns_are_joined_by_a_space_and_stripped_as_in_llm_foundry(tmp_path):
+def test_columns_are_joined_by_a_space_and_stripped_as_in_llm_foundry(write_jsonl, tmp_path):
     """llm-foundry 0.22: `' '.join([str(example[col]) for col in v])`, then white space goes at both ends."""
     rows = [
         {'a': ' two and', 'b': 'two  ', 'n': 4, 'x': 0.5, 'yes': True},
         {'a': '', 'b': 'b', 'n': 5, 'x': 1e9, 'yes': False},
     ]
-    jsonl(tmp_path / 'sums/test.jsonl', rows)
+    write_jsonl('sums/test.jsonl', rows)
     keys = {'hf_parsing_map': {'context': ['a', 'b', 'x', 'yes'], 'continuation': ['n']}}
     found = [row.content for row in read(tmp_path, 'language_modeling', 'hf://./sums', **keys)]
     assert [row.context for row in found] == ['two and two   0.5 True', 'b 1000000000.0 False']
@@ -96,9 +87,9 @@ def test_columns_are_joined_by_a_space_and_stripped_as_in_llm_foundry(tmp_path):
     assert [row.content.context for row in found] == [' two and two   0.5 True', ' b 1000000000.0 False']
 
 
-def test_lists_and_gold_numbers_keep_their_types_and_nulls_are_absent(tmp_path):
+def test_lists_and_gold_numbers_keep_their_types_and_nulls_are_absent(write_jsonl, tmp_path):
     rows = [{'q': 'Sky?', 'hint': 'Look up.', 'options': ['blue', ' red'], 'label': 0, 'topic': 3}]
-    jsonl(tmp_path / 'quiz/test.jsonl', rows)
+    write_jsonl('quiz/test.jsonl', rows)
     parsing = {'query': ['hint', 'q'], 'choices': ['options'], 'gold': ['label'], 'category': ['topic']}
     (example,) = read(tmp_path, 'multiple_choice', 'hf://./quiz', has_categories=True, hf_parsing_map=parsing)
     assert (example.content.query, example.content.choices) == ('Look up. Sky?', ('blue', ' red'))
@@ -108,14 +99,14 @@ def test_lists_and_gold_numbers_keep_their_types_and_nulls_are_absent(tmp_path):
         {'q': 'River?', 'a': 'Po', 'also': None, 'why': None},
         {'q': 'Sum?', 'a': 'No', 'also': [], 'why': 'It is not.'},
     ]
-    jsonl(tmp_path / 'facts/test.jsonl', rows)
+    write_jsonl('facts/test.jsonl', rows)
     parsing = {'context': ['q'], 'answer': ['a'], 'aliases': ['also'], 'chain_of_thought': ['why']}
     found = read(tmp_path, 'generation_task_with_answers', 'hf://./facts', hf_parsing_map=parsing)
     assert [row.content.golds for row in found] == [('Rome', 'Roma', 'rome'), ('Po',), ('No',)]
     assert [row.content.chain_of_thought for row in found] == [None, None, 'It is not.']
 
 
-def test_folders_are_relative_to_data_root_then_the_working_directory(tmp_path, monkeypatch):
+def test_folders_are_relative_to_data_root_then_the_working_directory(write_jsonl, tmp_path, monkeypatch):
     root, here = tmp_path / 'root', tmp_path / 'here'
     here.mkdir()
     monkeypatch.chdir(here)
@@ -125,9 +116,9 @@ def test_folders_are_relative_to_data_root_then_the_working_directory(tmp_path, 
 
     (problem,) = problems(root, 'language_modeling', 'hf://./sums', hf_parsing_map=MAP)
     assert problem.startswith(f'hf://./sums: there is no such folder (looked for {root}/sums, sums); set data_root')
-    jsonl(here / 'sums/test.jsonl', SUMS[:1])
+    write_jsonl('here/sums/test.jsonl', SUMS[:1])
     assert number(root) == 1
-    jsonl(root / 'sums/test.jsonl', SUMS[:2])
+    write_jsonl('root/sums/test.jsonl', SUMS[:2])
     assert (number(root), number(root, f'hf://{here}/sums')) == (2, 1)
     assert number(root, hf_loading_vars={'split': 'test[1:]'}) == 1
     monkeypatch.setenv('HOME', str(root))
@@ -135,9 +126,9 @@ def test_folders_are_relative_to_data_root_then_the_working_directory(tmp_path, 
     assert number(here, 'hf://json', hf_loading_vars={'data_files': 'sums/test.jsonl', 'split': 'train'}) == 1
 
 
-def test_errors_in_parsing_map_and_loading_variables_are_named(tmp_path):
-    jsonl(tmp_path / 'sums/test.jsonl', SUMS)
-    jsonl(tmp_path / 'sums/train.jsonl', SUMS)
+def test_errors_in_parsing_map_and_loading_variables_are_named(write_jsonl, tmp_path):
+    write_jsonl('sums/test.jsonl', SUMS)
+    write_jsonl('sums/train.jsonl', SUMS)
     (tmp_path / 'empty').mkdir()
 
     def said(uri: str = 'hf://./sums', parsing: Any = MAP, **loading: Any) -> str:
@@ -160,9 +151,9 @@ def test_errors_in_parsing_map_and_loading_variables_are_named(tmp_path):
     ]
 
 
-def test_malformed_rows_are_named_by_number(tmp_path):
+def test_malformed_rows_are_named_by_number(write_jsonl, tmp_path):
     rows = [*QUIZ, {**QUIZ[0], 'gold': 2}, {**QUIZ[0], 'query': None}]
-    jsonl(tmp_path / 'quiz/test.jsonl', rows)
+    write_jsonl('quiz/test.jsonl', rows)
     assert problems(tmp_path, 'multiple_choice', 'hf://./quiz') == [
         'hf://./quiz:4: gold is 2 but there are 2 choices (0..1)',
         'hf://./quiz:5: query is empty; allowed: text',

@@ -9,12 +9,7 @@ import pytest
 
 from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.readers import RowError
-from llmfoundry_gauntlet.data.score_rows import (
-    LetteredQuestion,
-    MathQuestion,
-    as_lettered,
-    read_score_rows,
-)
+from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion, as_lettered, read_score_rows
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.score import ScoreTask, read_source
@@ -80,8 +75,6 @@ def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
         ('mmlu_pro', {'options': ['he', '']}, "options[1] is ''; allowed: a non-empty text"),
         ('mmlu_pro', {'options': list('abcdefghijk')}, 'there are 11 options; allowed: 10, one per letter from A to J'),
         ('mmlu_pro', {'answer_index': 3}, 'answer_index is 3 but there are 3 choices (0..2)'),
-        ('mmlu_pro', {'answer_index': -1}, 'answer_index is -1 but there are 3 choices (0..2)'),
-        ('mmlu_pro', {'answer_index': True}, 'answer_index is True; allowed: a whole number 0..2'),
         ('mmlu_pro', {'category': ''}, 'category is empty; allowed: text'),
         ('agieval', {'label': 'E'}, "label is 'E'; allowed: one letter of ABCD"),
         ('agieval', {'label': 'AB'}, "label is 'AB'; allowed: one letter of ABCD"),
