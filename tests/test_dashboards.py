@@ -90,10 +90,7 @@ def test_a_link_holds_runs_keys_and_the_step_as_axis():
     ],
 )
 def test_a_folder_without_records_is_an_error_that_names_it(tmp_path: Path, command: str, options: list[str]):
-    done = subprocess.run(
-        [sys.executable, ROOT / 'scripts' / 'dashboards.py', command, tmp_path, *options],
-        capture_output=True,
-        text=True,
-    )
+    words = [sys.executable, ROOT / 'scripts' / 'dashboards.py', command, tmp_path, *options]
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith(f'error: {tmp_path}: ') and 'Traceback' not in done.stderr

@@ -19,13 +19,8 @@ def options(data_root: str = 'local_data') -> gpu.Options:
 
 
 def test_without_a_gpu_all_is_skipped_with_a_reason():
-    done = subprocess.run(
-        [sys.executable, ROOT / 'scripts' / 'gpu.py'],
-        capture_output=True,
-        text=True,
-        env={**os.environ, 'CUDA_VISIBLE_DEVICES': ''},
-        check=True,
-    )
+    command, environment = [sys.executable, ROOT / 'scripts' / 'gpu.py'], {**os.environ, 'CUDA_VISIBLE_DEVICES': ''}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     assert done.stdout.startswith('SKIP: torch finds no GPU')
 
 

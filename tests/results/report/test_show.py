@@ -269,12 +269,8 @@ def test_lm_evals_format_has_its_metrics_settings_and_names(shown, run: Path):
         tasks['absent/0-shot'] = {'reason': 'no sandbox'}
         tasks[RIDDLES].update(num_unscored=2, file_clusters={'': {'1': 30, '5': 2}})
     found = json.loads(shown(run, form='lm-eval'))
-    types = {
-        'choices': 'multiple_choice',
-        'topics': 'multiple_choice',
-        'lines_0-shot': 'loglikelihood',
-        'riddles': 'generate_until',
-    }
+    types = dict.fromkeys(('choices', 'topics'), 'multiple_choice')
+    types |= {'lines_0-shot': 'loglikelihood', 'riddles': 'generate_until'}
     for key in ('results', 'configs', 'versions', 'n-shot', 'n-samples', 'higher_is_better', 'group_subtasks'):
         assert found[key].keys() == {*types, 'lines_5-shot', 'programs'}
     assert {name: found['configs'][name]['output_type'] for name in types} == types
