@@ -64,7 +64,6 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     endpoint = f'http://127.0.0.1:{server.server_port}'
     monkeypatch.setattr(datasets.config, 'HF_ENDPOINT', endpoint)
     monkeypatch.setattr(datasets.config, 'HF_HUB_OFFLINE', False)
-    monkeypatch.setattr(datasets.config, 'USE_PARQUET_EXPORT', False)
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', False)
     monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', endpoint)
     template = endpoint + '/{repo_id}/resolve/{revision}/{filename}'

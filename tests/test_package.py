@@ -50,6 +50,8 @@ def test_importing_and_commands_without_a_model_load_no_heavy_libraries():
     assert loaded_by('ls', names=(*SLOW_TO_LOAD, 'numpy')) == []
     assert loaded_by('validate', '--tasks', TASKS, '--no-data', names=(*SLOW_TO_LOAD, 'numpy')) == []
     assert loaded_by('explain', 'copa', names=SLOW_TO_LOAD) == []
+    for words in (('ls',), ('fetch', '--help')):
+        assert loaded_by('data', *words, names=(*SLOW_TO_LOAD, 'pooch')) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import object_store
 import pytest
-from command_line import loaded_by
 from object_store import S3Server
 from paths import ROOT, SHARED_DATA
 from test_published import PROBLEMS, files_in, parquet_of
@@ -202,9 +201,3 @@ def test_all_real_files_verify_except_two_reconstructions(gauntlet: Gauntlet, tm
     assert all(file.num_rows == copies[file.path].count(b'\n') for file in read_manifest() if file.path in copies)
     status, out, _ = gauntlet('data', 'verify', tmp_path)
     assert status == 0 and out.splitlines()[-1] == '72 files: 53 right, 11 missing, 8 no hash'
-
-
-@pytest.mark.parametrize('words', [('data', 'ls'), ('data', 'fetch', '--help')])
-def test_quick_commands_import_no_slow_library(words: tuple[str, ...]):
-    slow = ('torch', 'composer', 'transformers', 'datasets', 'requests', 'pyarrow', 'pandas', 'fsspec', 'pooch')
-    assert loaded_by(*words, names=slow) == []
