@@ -50,6 +50,12 @@ def test_no_model_is_an_error(tmp_path: Path):
         read_config(str(tmp_path / 'eval.yaml'), [])
 
 
+def test_a_key_near_one_of_llm_foundry_is_an_error_that_names_it(tmp_path: Path):
+    (tmp_path / 'eval.yaml').write_text(json.dumps({'model': 'm', 'out': 'o', 'icl_task': 1}))
+    with pytest.raises(ConfigError, match="unknown key 'icl_task', did you mean 'icl_tasks'"):
+        read_config(str(tmp_path / 'eval.yaml'), [])
+
+
 def test_wrong_tasks_are_an_error_before_the_model_is_loaded():
     with pytest.raises(ConfigError, match='tasks: is 3'):
         evaluate('/nowhere', tasks=3, device='cpu')

@@ -24,7 +24,6 @@ from composer.loggers import (
     WandBLogger,
 )
 from mlflow.exceptions import MlflowException
-from requests.exceptions import ConnectionError as RequestsConnectionError
 
 from llmfoundry_gauntlet import ConfigError
 from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run, log_evaluation, scalars_in, warn_of_library
@@ -58,16 +57,7 @@ def log_with(error: BaseException) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    'error',
-    [
-        OwnError('own'),
-        wandb.Error('no run'),
-        MlflowException('no server'),
-        RequestsConnectionError('no network'),
-        OSError('disk full'),
-        AttributeError('closed'),
-        AssertionError(),
-    ],
+    'error', [OwnError(), wandb.Error('no run'), MlflowException(''), OSError(), AttributeError(), AssertionError()]
 )
 def test_a_failing_logger_is_a_warning_and_others_get_everything(caplog: pytest.LogCaptureFixture, error: Exception):
     assert [value for _, value in log_with(error)['metrics/a']] == [0.5]

@@ -31,14 +31,9 @@ def run(*words: str) -> str:
 
 def test_the_demo_trains_evaluates_saves_and_prints_scores(tmp_path: Path):
     run(sys.executable, 'scripts/make_demo_data.py', '--out', tmp_path / 'data')
+    command = [BIN / 'composer', '-n', '2', '-m', 'llmfoundry_gauntlet', 'train', 'yamls/train/demo.yaml']
     printed = run(
-        BIN / 'composer',
-        '-n',
-        '2',
-        '-m',
-        'llmfoundry_gauntlet',
-        'train',
-        'yamls/train/demo.yaml',
+        *command,
         'max_duration=2ba',
         'save_interval=2ba',
         f'tokenizer.name={tmp_path}/data/tokenizer',

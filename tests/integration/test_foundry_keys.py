@@ -143,25 +143,6 @@ def test_training_follows_llm_foundrys_keys(tmp_path: Path, capsys: pytest.Captu
     assert 'eval_interval: 3ba, with eval_first -> interval: [first, 3ba, last]\n' in printed
 
 
-@pytest.mark.parametrize(
-    ('command', 'values', 'problem'),
-    [
-        ('eval', {'models': [model('a', ROTARY)], 'icl_task': 1}, "unknown key 'icl_task', did you mean 'icl_tasks'?"),
-        ('eval', {'icl_tasks': [], 'out': 'o'}, "the key 'model' is missing"),
-        ('eval', None, 'there is no such file'),
-        ('train', None, 'there is no such file'),
-    ],
-)
-def test_an_invalid_file_gives_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, values: Any, problem: str
-):
-    path = tmp_path / 'file.yaml'
-    if values is not None:
-        write(path, values)
-    assert run_cli(command, path) == 2
-    assert f'error: {path}' in (printed := capsys.readouterr().err) and problem in printed
-
-
 def test_an_error_of_a_training_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: Any) -> None:
         raise RuntimeError('out of memory')
