@@ -54,6 +54,12 @@ def test_importing_and_commands_without_a_model_load_no_heavy_libraries():
         assert loaded_by('data', *words, names=(*SLOW_TO_LOAD, 'pooch')) == []
 
 
+def test_imports_respect_the_layers():
+    tool = Path(sys.executable).parent / 'lint-imports'
+    done = subprocess.run([tool, '--no-cache'], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize(
     'path', sorted((ROOT / 'yamls').rglob('*.yaml')), ids=lambda path: f'{path.parent.name}-{path.stem}'
 )
