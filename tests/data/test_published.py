@@ -155,6 +155,13 @@ def test_temporary_failures_are_retried(server: Server, tmp_path: Path, first: A
     assert files_in(tmp_path) == {BOOLQ.path: ROWS} and len(server.paths) == 2
 
 
+def test_a_published_parquet_file_is_converted(server: Server, tmp_path: Path):
+    server.give(parquet_of(PROBLEMS))
+    assert fetch_file(ALGEBRA, tmp_path).status == 'fetched'
+    lines = (tmp_path / ALGEBRA.path).read_text().splitlines()
+    assert len(lines) == 3 and lines[0].startswith('{"problem": "$0 + 1$?", "level": "Level 1", "type": "Algebra", ')
+
+
 @pytest.mark.parametrize('file', [file for file in read_manifest() if file.converter], ids=lambda file: file.path)
 def test_real_files_are_reproduced_byte_for_byte_from_parquet(file: DataFile):
     path = SHARED_DATA / file.path
