@@ -76,7 +76,7 @@ from lm_eval.tasks import TaskManager, score
 from lm_eval.tasks.score import non_greedy_summarizer
 from lm_eval.tasks.score.math import math_grader
 from recording import FIXTURES, SCORE_ROOT, Row, digest, read_lines, versions, write_fixture
-from score_generations import reply
+from score_generations import completion
 
 SCORE_TASKS = Path(next(iter(score.__path__)))
 CASES = yaml.safe_load((FIXTURES / 'score_cases.yaml').read_text('utf-8'))
@@ -141,7 +141,7 @@ class CannedModel(LM):
         """Return a generation per request; there are no stops."""
         del disable_tqdm
         assert all(request.args[1]['until'] == [] for request in requests)
-        return [reply(request.args[0], *question_of(request.doc), self.seed) for request in requests]
+        return [completion(request.args[0], *question_of(request.doc), self.seed) for request in requests]
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Raise an error: SCORE does not use it."""
@@ -265,7 +265,7 @@ def task_record(data_set: DataSet, perturbation: str) -> dict[str, Any]:
         by_variant = {variant: accuracies[0](metric.format(variant)) for variant in variants}
         rate = results['results'][name][f'{RATES[perturbation]},none']
     record = {'name': name, 'variants': variants, 'items': items, 'accuracies': by_variant, 'consistency_rate': rate}
-    print(f'{name}: {len(items)} rows, {sum(len(item["correct"]) for item in items)} replies', flush=True)
+    print(f'{name}: {len(items)} rows, {sum(len(item["correct"]) for item in items)} completions', flush=True)
     return record
 
 

@@ -1,4 +1,4 @@
-r"""Canned generations for SCORE's prompts, so that no model is needed: `reply(prompt, gold, options, seed)`.
+r"""Canned generations for SCORE's prompts, so that no model is needed: `completion(prompt, gold, options, seed)`.
 
 `scripts/record_score.py` gives them to lm-eval, and our tests give them to our pipeline. Each picks an answer and puts
 it into one of many forms, by random numbers that are a function of its arguments. Answers to a question mostly agree,
@@ -57,7 +57,7 @@ OF_OTHERS = (
 )
 
 
-def reply(prompt: str, gold: str, options: Sequence[str] = (), seed: int = 0) -> str:
+def completion(prompt: str, gold: str, options: Sequence[str] = (), seed: int = 0) -> str:
     """Return the generation for a prompt on a question with this gold answer. Mathematics has no options."""
     habits, draw = random.Random(f'{gold} {sorted(options)}'), random.Random(f'{seed}\n{prompt}')
     share_of_gold, roll = habits.choice((0.9, 0.9, 0.55, 0.2)), draw.random()

@@ -1,4 +1,4 @@
-"""The benchmark: its table, its jobs, its worker processes, and our contenders on a tiny model."""
+"""The benchmark: its table, its jobs, and our contenders on a tiny model."""
 
 import sys
 from pathlib import Path
@@ -11,9 +11,7 @@ sys.path.insert(0, str(ROOT / 'scripts' / 'bench'))
 
 import ours
 import parts
-import worker
 from bare_forward import bare_batches
-from contenders import Contender, ContenderError
 from parts import LIKELIHOOD_ROWS, PARTS, SCORE_ROWS, ZERO_SHOT, Place
 from table import RowResult, group_means, groups_table, rows_table
 
@@ -68,31 +66,6 @@ def test_the_bare_forward_runs_the_planned_tokens_and_reads(num_tokens: int, mea
     assert sum(batch.num_rows * batch.length for batch in batches) == num_tokens
     assert sum(batch.num_rows * batch.num_reads for batch in batches) == num_reads
     assert all(batch.num_rows * batch.length <= 4096 for batch in batches)
-
-
-ECHO = """
-class Echo:
-    def load(self, **arguments):
-        print('noise')
-        return arguments
-    def measure(self):
-        raise ValueError('no such row')
-"""
-
-
-def test_a_worker_answers_requests_and_reports_errors(tmp_path: Path):
-    (tmp_path / 'echo.py').write_text(ECHO)
-    command = [sys.executable, worker.__file__, 'echo:Echo']
-    contender = Contender(command, tmp_path / 'log', {'PYTHONPATH': str(tmp_path), 'OMP_NUM_THREADS': '1'})
-    try:
-        assert contender.ask('load', model_folder='here') == {'model_folder': 'here'}
-        with pytest.raises(ContenderError, match='no such row'):
-            contender.ask('measure')
-        contender.process.kill()
-        with pytest.raises(ContenderError, match='-9'):
-            contender.ask('load', model_folder='gone')
-    finally:
-        contender.close()
 
 
 def test_variants_run_one_by_one_give_the_same_choices_for_more_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -137,7 +137,7 @@ def test_missing_unknown_and_own_data_files_are_listed(gauntlet: Gauntlet, write
 
 
 def test_samples_hold_prompts_and_choices_if_asked(gauntlet: Gauntlet, write_jsonl, tmp_path: Path):
-    """Of the three shots, as many are in the prompt as fit into 24 tokens."""
+    """The prompt has as many of the three shots as fit into 24 tokens."""
     write_jsonl('rows.jsonl', [{'query': f'Is {n} even?', 'choices': ['yes', 'no'], 'gold': n % 2} for n in range(6)])
     task = {'label': 'even', 'dataset_uri': 'rows.jsonl', 'icl_task_type': 'multiple_choice', 'num_fewshot': [0, 3]}
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))

@@ -48,11 +48,6 @@ def test_bracket_answers_close_every_bracket_in_order():
             word = shorter
 
 
-def test_copies_equal_their_source():
-    for row in demo_data.evaluation_rows('bigbench_repeat_copy_logic'):
-        assert row['context'] == f'repeat with logic:\n\nQ: say {row["continuation"]}\nA:'
-
-
 def test_the_same_seed_gives_the_same_text():
     first, second = (list(demo_data.training_documents(num_documents=50)) for _ in range(2))
     assert first == second

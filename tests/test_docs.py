@@ -45,7 +45,7 @@ TROUBLE, EXTENDING = ROOT / 'docs' / 'troubleshooting.md', ROOT / 'docs' / 'exte
 COMMANDS: Any = typer.main.get_command(app)
 LANGUAGES = {'', 'bash', 'json', 'python', 'text', 'toml', 'yaml'}
 SYSTEM = {'.', 'composer', 'export', 'git', 'pre-commit', 'python3.11', 'ulimit'}  # whose arguments are not checked
-UNKNOWN = '...'  # stands for any text in a message
+UNKNOWN = '...'  # any text in a message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

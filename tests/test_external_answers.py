@@ -88,11 +88,11 @@ def test_requests_have_everything_an_engine_needs(settings: dict[str, Any]):
     assert requests['colours', 0]['choices'] == [' red', ' deep blue']
     assert [text[-7:] for text in requests['pronouns', 0]['prompt']] == ['the cup', 'the jug']
     assert requests['pronouns', 1]['choices'] == [' held 1.', ' held 1.']
-    reply = requests['riddles', 0]
-    assert reply['choices'] is None and reply['stop'] == [] and reply['seed'] is None
-    assert (reply['temperature'], reply['top_p'], reply['top_k']) == (0.0, 1.0, 0)
-    assert reply['max_new_tokens'] == len('3 and 3 # 6') // 2 + 1 + 10
-    assert reply['prompt'] in [f'Twice {i}? {i} and {i} # {2 * i}\nTwice 0?' for i in (1, 2, 3)]
+    riddle = requests['riddles', 0]
+    assert riddle['choices'] is None and riddle['stop'] == [] and riddle['seed'] is None
+    assert (riddle['temperature'], riddle['top_p'], riddle['top_k']) == (0.0, 1.0, 0)
+    assert riddle['max_new_tokens'] == len('3 and 3 # 6') // 2 + 1 + 10
+    assert riddle['prompt'] in [f'Twice {i}? {i} and {i} # {2 * i}\nTwice 0?' for i in (1, 2, 3)]
 
 
 def test_token_limits_follow_the_longest_right_answer_of_a_category(write_jsonl, tmp_path: Path, character_tokenizer):
@@ -122,8 +122,8 @@ def test_right_and_wrong_answers_are_scored(settings: dict[str, Any], tmp_path: 
     evaluation = scored(settings, write_answers(tmp_path, answers[::-1]))
     assert [score.accuracy.value for score in evaluation.scores.values()] == [1, 1, 1, 1]
     assert evaluation.composites.categories['all'].value == 1
-    reply = evaluation.results['riddles/1-shot'][3]
-    assert (reply.text, reply.answer, reply.num_tokens) == ('some thought # 6 apples', '6 apples', None)
+    riddle = evaluation.results['riddles/1-shot'][3]
+    assert (riddle.text, riddle.answer, riddle.num_tokens) == ('some thought # 6 apples', '6 apples', None)
     metrics = evaluation.scores['riddles/1-shot'].metrics
     assert metrics['StrictMatch'].value == 0 and metrics['NumericMatch'].value == 1
     assert metrics['TruncatedShare'].reason == 'TruncatedShare is not known of 4 of 4 items'

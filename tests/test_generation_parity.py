@@ -40,13 +40,13 @@ def generator(model: str) -> TextGenerator:
     return TextGenerator(engine, decoder, PROMPT_STREAM)
 
 
-def check_item(item: dict[str, Any], reply: Generation, result: ItemResult, normalized: bool) -> None:
+def check_item(item: dict[str, Any], generation: Generation, result: ItemResult, normalized: bool) -> None:
     """Check a generation character by character, and its score."""
     if 'before_stop' in item:
         assert digest(result.text) == item['before_stop']
     else:
-        assert digest(reply.text) == item['output']
-        assert (reply.num_tokens, reply.is_truncated) == (item['num_tokens'], not item['eos'])
+        assert digest(generation.text) == item['output']
+        assert (generation.num_tokens, generation.is_truncated) == (item['num_tokens'], not item['eos'])
     assert digest(normalize_answer(result.answer) if normalized else result.answer) == item['cleaned']
     assert result.score == item['mark']
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from paths import FIXTURES, SHARED_DATA
-from score_generations import reply
+from score_generations import completion
 
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -68,7 +68,7 @@ def scored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         content, seed = item.example.content, seed_of(item.key.variant) or 0
         question = (content.gold, ()) if dataset == 'math' else (content.options[content.gold], content.options)
         name = {field: getattr(item.key, field) for field in ('row', 'file', 'variant')}
-        text = reply(prompt.text, *question, seed)
+        text = completion(prompt.text, *question, seed)
         answers.append(('canned', Answer(task=task.label, num_shots=0, **name, text=text)))
     recorded = json.loads((FIXTURES / 'score' / f'{dataset}.json').read_text())
     return Scored(recorded, score_answers(data, answers), prompts)

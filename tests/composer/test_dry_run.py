@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.types import GenerateRequest, ScoreRequest
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
     """Return scored and generation tasks, without programs, which take a while."""
-    found = tiny.write_tasks(tmp_path, tiny.write_replies(tmp_path))
+    found = tiny.write_tasks(tmp_path, tiny.write_riddles(tmp_path))
     return {**found, 'tokens_per_batch': 300, 'max_seq_len': 128}
 
 
@@ -92,7 +92,7 @@ def test_a_dry_run_changes_no_weight_random_state_or_later_evaluation(settings):
 
 
 def test_seconds_of_parts_sum_to_those_of_tasks(settings, tmp_path):
-    tasks = [*tiny.write_replies(tmp_path), tiny.write_programs(tmp_path)]
+    tasks = [*tiny.write_riddles(tmp_path), tiny.write_programs(tmp_path)]
     found = measure(tiny.loader_of({**settings, **tiny.write_tasks(tmp_path, tasks), 'sandbox': 'none'}))
     assert found.seconds.keys() == {'probing the model', 'scoring', 'generating', 'programs'}
     assert all(seconds > 0 for seconds in (*found.seconds.values(), *(task.seconds for task in found.tasks)))

@@ -37,7 +37,7 @@ CODE_METRICS = ('InContextLearningCodeEvalAccuracy', 'TruncatedShare', 'PassAt1'
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
     """Return settings with only the two generation tasks."""
-    return {'tasks': tiny.write_replies(tmp_path, num_rows=20), 'data_root': str(tmp_path)}
+    return {'tasks': tiny.write_riddles(tmp_path, num_rows=20), 'data_root': str(tmp_path)}
 
 
 def small(family: str) -> Any:

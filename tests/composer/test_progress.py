@@ -95,7 +95,7 @@ def test_an_evaluation_counts_all_its_work(tmp_path: Path, monkeypatch: pytest.M
             seen.append(work())
 
     monkeypatch.setattr('llmfoundry_gauntlet.composer.callback.progress_report', noted)
-    settings = tiny.write_tasks(tmp_path, tiny.write_replies(tmp_path))
+    settings = tiny.write_tasks(tmp_path, tiny.write_riddles(tmp_path))
     evaluate(tiny.save(tiny.model(), tmp_path / 'model'), **settings)
     (work,) = seen
     assert (work.num_items, work.num_own, work.num_done, work.num_finished) == (28 + 80,) * 4

@@ -202,7 +202,7 @@ def test_tasks_of_several_files_may_not_share_label_and_shots(tmp_path: Path):
 
 
 GENERATION, CODE = 'generation_task_with_answers', 'code_evaluation'
-REPLY_TASK = {**TASK, 'icl_task_type': GENERATION}
+GENERATION_TASK = {**TASK, 'icl_task_type': GENERATION}
 ELSEWHERE = 'early_stopping_criteria', 'do_normalization', 'cot_delimiter'
 NO_EFFECT = 'has no effect without do_sample: true; decoding is greedy'
 SAMPLE = {'do_sample': True}
@@ -258,7 +258,7 @@ def test_an_invalid_key_of_a_task_is_an_error_with_what_is_allowed(kind: str, ke
 def test_valid_generation_kwargs_and_stops_are_unchanged():
     given = {'max_new_tokens': 5, 'do_sample': True, 'temperature': 1, 'top_p': 1.0, 'top_k': 0, 'seed': 0}
     stops = ['\n', ' ']
-    (task,) = load_suite([{**REPLY_TASK, 'generation_kwargs': given, 'early_stopping_criteria': stops}]).tasks
+    (task,) = load_suite([{**GENERATION_TASK, 'generation_kwargs': given, 'early_stopping_criteria': stops}]).tasks
     assert (task.generation_kwargs, task.early_stopping_criteria) == (given, ('\n', ' '))
-    assert load_suite([{**REPLY_TASK, 'generation_kwargs': {}}]).tasks[0].generation_kwargs == {}
-    assert load_suite([{**REPLY_TASK, 'generation_kwargs': {'do_sample': False}}]).warnings == ()
+    assert load_suite([{**GENERATION_TASK, 'generation_kwargs': {}}]).tasks[0].generation_kwargs == {}
+    assert load_suite([{**GENERATION_TASK, 'generation_kwargs': {'do_sample': False}}]).warnings == ()

@@ -181,12 +181,9 @@ def test_a_list_a_mapping_a_path_and_a_path_to_a_path_are_equivalent(tmp_path: P
 @pytest.mark.parametrize(
     ('content', 'expected'),
     [
-        ('', "the key 'score' is missing; the file is empty"),
-        ('scores: []\n', "the key 'score' is missing; found: scores"),
         ('score:\n', 'score: is empty'),
         ('score: 7\n', 'score: is 7; allowed: a list with a mapping for each dataset'),
         ('score: mmlu_pro\n', "score: there is no file 'mmlu_pro' (looked in the working directory and beside s.yaml)"),
-        ('score: ["${nowhere}"]\n', 'score: an interpolation cannot be resolved: '),
     ],
 )
 def test_a_file_without_datasets_is_an_error_with_and_without_tasks(tmp_path: Path, content: str, expected: str):

@@ -28,8 +28,8 @@ from llmfoundry_gauntlet.composer.runner import unwrapped
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.errors import ModelError
 
-TASKS = ('mixed', 'long', 'replies')
-INSTRUCTION = 'The same long instruction stands before each one of all of these questions. '
+TASKS = ('mixed', 'long', 'riddles')
+INSTRUCTION = 'The same long instruction precedes each one of all of these questions. '
 SHARDINGS: dict[str, Callable[[], Any]] = {
     'unsharded': lambda: None,
     'sharded': partial(FSDPConfig, sharding_strategy='FULL_SHARD', state_dict_type='full'),
@@ -202,7 +202,7 @@ def write_tasks(folder: Path) -> None:
     (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
     task = {'label': 'long', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
     (folder / 'long.yaml').write_text(json.dumps({'icl_tasks': [{**task, 'prompt_string': INSTRUCTION}]}))
-    (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder, num_rows=12)}))
+    (folder / 'riddles.yaml').write_text(json.dumps({'icl_tasks': tiny.write_riddles(folder, num_rows=12)}))
 
 
 def run_out_of_memory(folder: Path) -> None:

@@ -81,7 +81,7 @@ def check_equal(items: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @of_sharded
-@pytest.mark.parametrize(('tasks', 'num_items'), [('mixed', 28), ('long', 55), ('replies', 24)])
+@pytest.mark.parametrize(('tasks', 'num_items'), [('mixed', 28), ('long', 55), ('riddles', 24)])
 def test_a_sharded_model_has_the_same_scores_and_generations(ranks, family: str, mode: str, tasks: str, num_items: int):
     """Ranks have continuous batches of different lengths. FSDP1 and FSDP2, with weights kept gathered and not.
 
@@ -93,7 +93,7 @@ def test_a_sharded_model_has_the_same_scores_and_generations(ranks, family: str,
         check_equal(sharded['items'], whole['items'])
         assert whole['layout'] == sharded['layout']
         assert whole['num_parameters'] == sharded['num_parameters'] > 10_000
-        if tasks == 'replies':
+        if tasks == 'riddles':
             assert sharded['num_continuous'] >= 3
             assert len({text for *_, text in whole['items'].values()}) > 5
         else:

@@ -113,7 +113,7 @@ class World:
 @pytest.fixture(scope='module')
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp('resume')
-    tiny.write_tasks(folder, [*tiny.write_replies(folder), tiny.write_programs(folder)])
+    tiny.write_tasks(folder, [*tiny.write_riddles(folder), tiny.write_programs(folder)])
     sums = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(300)]
     tiny.write_rows(folder / 'sums.jsonl', sums)
     tiny.save(tiny.model(), folder / 'model')
@@ -290,7 +290,7 @@ class Nodes:
         (folder / 'eval.yaml').write_text(json.dumps(settings))
 
     def run(self, lines: int | None = None) -> list[int]:
-        """Evaluate, ended by SIGTERM once each node's journal has so many lines; return the launchers' statuses."""
+        """Evaluate, ended by SIGTERM once each node's journal has this many lines; return the launchers' statuses."""
         with socket.socket() as free:
             free.bind(('127.0.0.1', 0))
             port = free.getsockname()[1]

@@ -56,8 +56,8 @@ def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def overrides(data: Path, folder: Path) -> list[str]:
     """Return overrides for demo data, a tiny model, and tiny tasks instead of the whole Gauntlet."""
     settings = tiny.write_tasks(folder)
-    (folder / 'replies.yaml').write_text(json.dumps({'icl_tasks': tiny.write_replies(folder)}))
-    settings['tasks'] = f'[{settings["tasks"]},{folder}/replies.yaml]'
+    (folder / 'riddles.yaml').write_text(json.dumps({'icl_tasks': tiny.write_riddles(folder)}))
+    settings['tasks'] = f'[{settings["tasks"]},{folder}/riddles.yaml]'
     return [
         *SMALL,
         f'tokenizer.name={data}/tokenizer',

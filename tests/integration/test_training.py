@@ -123,7 +123,7 @@ def test_evaluators_of_single_tasks_have_the_metrics_of_the_callback(tmp_path, t
     rows = [{'context': f'{i}', 'continuation': f'{i}', 'category': 'ab'[i % 2]} for i in range(6)]
     tiny.write_rows(tmp_path / 'parts.jsonl', rows)
     parts = {'label': 'parts', 'dataset_uri': 'parts.jsonl', 'num_fewshot': [1], 'has_categories': True}
-    tasks = [*read_yaml(tiny_settings['tasks'])['icl_tasks'], *tiny.write_replies(tmp_path, num_rows=20)]
+    tasks = [*read_yaml(tiny_settings['tasks'])['icl_tasks'], *tiny.write_riddles(tmp_path, num_rows=20)]
     tasks.append({**parts, 'icl_task_type': 'language_modeling'})
     settings = {'data_root': tiny_settings['data_root']}
     expected = evaluate(tiny.save(network, tmp_path / 'model'), tasks=tasks, device='cpu', **settings)

@@ -119,15 +119,15 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def write_replies(folder: Path, num_rows: int = 40) -> list[dict[str, Any]]:
+def write_riddles(folder: Path, num_rows: int = 40) -> list[dict[str, Any]]:
     """Write generation tasks, greedy and sampled, of several pools each; prompts and lengths differ."""
     rows = [
         {'context': f'{"So " * (i % 5)}what is {i}?', 'answer': str(i), 'chain_of_thought': 'hm' * (i % 3)}
         for i in range(num_rows)
     ]
-    write_rows(folder / 'replies.jsonl', rows)
+    write_rows(folder / 'riddles.jsonl', rows)
     task = {
-        'dataset_uri': 'replies.jsonl',
+        'dataset_uri': 'riddles.jsonl',
         'num_fewshot': [1],
         'icl_task_type': 'generation_task_with_answers',
         'cot_delimiter': ' # ',

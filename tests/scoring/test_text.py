@@ -219,9 +219,9 @@ def test_right_generations_to_real_rows_match_by_all_rules(real_data, label: str
     assert not any(marks('anything at all', *content.golds)[0] for content in contents)
     rule = task.stops(contents)
     for row, content in enumerate(contents):
-        for reply, gold in zip(task.responses(content), content.golds, strict=True):
+        for completion, gold in zip(task.responses(content), content.golds, strict=True):
             for ending in ('', f'{task.example_delimiter}{task.prelimiter}{contents[0].context}'):
-                answer = answer_in(cut_at_stops(reply + ending, rule), task.cot_delimiter)
+                answer = answer_in(cut_at_stops(completion + ending, rule), task.cot_delimiter)
                 assert answer == gold
                 assert marks(answer, *content.golds) == (True, True, True), (row, gold)
 

@@ -144,12 +144,12 @@ def written(text: str, rule: StopRule) -> tuple[str, bool]:
     request = GenerateRequest(
         key=ItemKey('t', 0), context=np.zeros(1, np.int32), max_new_tokens=1000, stops=rule, verbatim=True
     )
-    reply = OngoingGeneration(request, GenerationDecoder(Letters()))
+    ongoing = OngoingGeneration(request, GenerationDecoder(Letters()))
     for letter in text:
-        reply.add(ord(letter))
-        if reply.is_done:
+        ongoing.add(ord(letter))
+        if ongoing.is_done:
             break
-    return cut_at_stops(reply.result().text, rule), reply.is_done
+    return cut_at_stops(ongoing.result().text, rule), ongoing.is_done
 
 
 def results_of(*passed: list[int]) -> list[ItemResult]:

@@ -55,8 +55,8 @@ def test_a_row_has_a_context_an_answer_and_optional_keys(write_jsonl, tmp_path):
         Problem('1+1=', ('2',), 'One and one.'),
         Problem('', ('2',), None),
     ]
-    write_jsonl('rows.jsonl', [{'question': '1+1=', 'reply': '2'}])
-    spec = task(context_key='question', answer_key='reply')
+    write_jsonl('rows.jsonl', [{'question': '1+1=', 'total': '2'}])
+    spec = task(context_key='question', answer_key='total')
     assert [example.content for example in spec.read(tmp_path).examples] == PROBLEMS[:1]
     write_jsonl('rows.jsonl', [{**ROW, 'answer': ' \n'}])
     with pytest.raises(DataError, match=r'rows\.jsonl:1: answer is white space'):
@@ -72,7 +72,7 @@ def examples(problems=PROBLEMS) -> list[Example]:
     [
         (task(), PROBLEMS[:1], '', '1+1='),
         (task(1, strip_dataset=False, prompt_string='Add.'), PROBLEMS[:2], 'Add.\n2+2= 4', '\n1+1= '),
-        # without thoughts in the rows nothing stands before an answer, not even the delimiter
+        # without thoughts in the rows nothing precedes an answer, not even the delimiter
         (task(1, cot_delimiter=' #### '), PROBLEMS[:2], '2+2= 4', '\n1+1='),
         (with_thoughts(), THOUGHTS[:1], '', 'Q: 1+1=\nA:'),
         (

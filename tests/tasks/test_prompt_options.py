@@ -28,7 +28,7 @@ from llmfoundry_gauntlet.tasks.items import ALONE
 ROWS = {
     'choices': [{'query': f'Q{row}', 'choices': ['red', 'ash'], 'gold': 0} for row in range(3)],
     'schema': [{'context_options': ['He', 'She'], 'continuation': 'ran', 'gold': 0}],
-    'replies': [{'context': 'Who?', 'answer': 'Al'}],
+    'generations': [{'context': 'Who?', 'answer': 'Al'}],
     'colours': [
         {'query': f'Colour {row}?', 'choices': ['red', 'pale green', 'ash'], 'gold': row % 3} for row in range(9)
     ],
@@ -42,7 +42,7 @@ IN_CHAT = [
         'pmi_context': 'A:',
     },
     {'label': 'schema', 'icl_task_type': 'schema', 'num_fewshot': [0]},
-    {'label': 'replies', 'icl_task_type': 'generation_task_with_answers', 'num_fewshot': [0], 'prelimiter': 'Q: '},
+    {'label': 'generations', 'icl_task_type': 'generation_task_with_answers', 'num_fewshot': [0], 'prelimiter': 'Q: '},
 ]
 COLOURS = {**IN_CHAT[0], 'dataset_uri': 'colours.jsonl', 'prompt_string': 'Go.\n', 'pmi_context': None}
 PMI = 'PMINormalizedMatch'
@@ -99,7 +99,7 @@ def test_instruction_shots_and_question_are_one_message(in_chat: dict[str, Any])
     assert found['choices/2-shot None 0'] == [message, message, 'red', 'ash']
     assert found['choices/2-shot alone 0'] == ['[user]A:[assistant]'] * 2 + ['red', 'ash']
     assert found['schema/0-shot None 0'] == ['[user]He[assistant]', '[user]She[assistant]', 'ran', 'ran']
-    assert found['replies/0-shot None 0'] == ['[user]Q: Who?=[assistant]']
+    assert found['generations/0-shot None 0'] == ['[user]Q: Who?=[assistant]']
     with pytest.raises(ModelError, match=r'\(CharacterTokenizer\) has no chat template; leave out apply_chat_template'):
         texts(in_chat, CharacterTokenizer())
     del in_chat['apply_chat_template']
