@@ -52,7 +52,7 @@ IN_STREAM = {
     'qwen3_moe': family(
         'Qwen3Moe', **GROUPED, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
     ),
-    'gemma': family('Gemma', **GROUPED, head_dim=8),
+    'gemma': family('Gemma', **{**GROUPED, 'initializer_range': 0.2}, head_dim=8),  # its embeddings are scaled up
     'gemma2': family(
         'Gemma2',
         **WINDOWED,

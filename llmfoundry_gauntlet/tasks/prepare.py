@@ -1,4 +1,4 @@
-"""Prepare the items of many tasks, with a cache of token ids on disk so that a machine tokenizes each task only once.
+"""Prepare the items of many tasks, with a cache of token ids on disk that ranks of a machine and later runs share.
 
 Each task has one file, named by a digest of everything its content depends on. The ranks of a machine share the
 work without waiting for each other: each takes the tasks in an order of its own and reads those that others have
