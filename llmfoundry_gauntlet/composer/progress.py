@@ -77,7 +77,7 @@ class Work:
 
 @contextlib.contextmanager
 def repeated(work: Callable[[], None], seconds: float, name: str) -> Iterator[None]:
-    """Call a function every so many seconds, in a thread of this name, until the context ends."""
+    """Call a function at this interval in seconds, in a thread of this name, until the context ends."""
     ended = threading.Event()
 
     def repeat() -> None:

@@ -137,7 +137,7 @@ def raised_on_all_ranks() -> Iterator[None]:
         yield
     except (GauntletError, OSError) as error:
         problem = error
-    except Exception:
+    except Exception:  # raised again, once the others know
         dist.all_gather_object(RuntimeError(f'rank {dist.get_global_rank()} failed'))
         raise
     problems: list[Exception | None] = dist.all_gather_object(problem)

@@ -236,7 +236,7 @@ class AtBatches(Callback):
 
 
 class AtEvaluation(Callback):
-    """Call a function in the evaluation at a batch: after so many of its steps, or at its end."""
+    """Call a function in the evaluation at a batch: after this many of its steps, or at its end."""
 
     def __init__(self, batch: int, function: Callable[[], object], *, step: int | None = None) -> None:
         self.batch, self.function, self.step = batch, function, step
