@@ -92,6 +92,11 @@ class Caught:
         return True
 
 
+def tokenizer_errors() -> Caught:
+    """Return a context that catches a tokenizer's errors; the tokenizers library, in Rust, raises Exception itself."""
+    return Caught(packages=('pyo3_runtime',), bare=True)
+
+
 def print_problems(error: GauntletError) -> None:
     """Print every problem on standard error, one per line."""
     for problem in error.problems:

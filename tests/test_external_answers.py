@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,47 @@ def test_numbers_of_tokens_make_means_of_sums(settings: dict[str, Any], tmp_path
             answer.update({'logprobs': [-3.0, -4.0], 'num_tokens': [1, 2] if answer['row'] else None})
     found = scored(settings, write_answers(tmp_path, answers)).results['colours/1-shot']
     assert [one.predicted for one in found] == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ('fields', 'wrong'),
+    [
+        # red, deep blue
+        ({'logprobs': [0.7, 0.3]}, 'logprobs[0] is 0.7'),  # probabilities
+        ({'logprobs': [0.0, 1.0]}, 'logprobs[1] is 1'),
+        ({'logprobs': [2e-5, 3e-4]}, 'logprobs[0] is 2e-05'),  # of long choices
+        ({'logprobs': [1.5, 0.25]}, 'logprobs[0] is 1.5'),  # losses
+        ({'logprobs': [-2.0, 0.01]}, 'logprobs[1] is 0.01'),
+        ({'logprobs': [None, math.inf]}, 'logprobs[1] is inf'),
+        ({'logprobs': [10**400, -1]}, 'logprobs[0]: is '),
+        ({'logprobs': [-1, -2], 'num_tokens': [1, 10**12]}, f'num_tokens[1] is {10**12}; allowed: '),
+        ({'logprobs': [-1, -2], 'num_tokens': [10**30, 1]}, f'num_tokens[0] is {10**30}; allowed: '),
+        ({'logprobs': [-1, -2], 'num_tokens': [3, 500]}, 'num_tokens[1] is 500; allowed: '),
+        # None: scored
+        ({'logprobs': [4e-7, 2e-7]}, None),  # rounded
+        ({'logprobs': [5e-4, -9.0]}, None),
+        ({'logprobs': [0, 0.0]}, None),
+        ({'logprobs': [-1, -2], 'num_tokens': [3, 9]}, None),  # a token per byte
+        ({'logprobs': [-1, -2], 'num_tokens': [4, 11]}, None),  # and the space, and one besides
+    ],
+)
+def test_numbers_that_no_model_can_give_are_errors(settings: dict[str, Any], tmp_path: Path, fields, wrong):
+    answers = right_answers(settings)
+    place = next(place for place, answer in enumerate(answers) if answer['task'] == 'colours')
+    answers[place] |= fields
+    path = write_answers(tmp_path, answers)
+    if wrong is None:
+        assert len(scored(settings, path).results['colours/1-shot']) == 4
+    else:
+        (problem,) = (problem for problem in problems_of(data_of(settings), path) if 'no answer' not in problem)
+        assert problem.startswith(f'line {place + 1}: ') and wrong in problem
+
+
+def test_the_probability_of_a_continuation_is_no_log_probability(settings: dict[str, Any], tmp_path: Path):
+    answers = right_answers(settings)
+    answers[2]['logprobs'] = [0.25]
+    (problem,) = problems_of(data_of(settings), write_answers(tmp_path, answers))
+    assert problem.startswith('line 3: sums/1-shot, row 2: logprobs[0] is 0.25; ')
 
 
 def test_texts_may_answer_choices_and_continuations(settings: dict[str, Any], tmp_path: Path):

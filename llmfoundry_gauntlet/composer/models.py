@@ -35,8 +35,7 @@ from llmfoundry_gauntlet.composer.checkpoints import (
 from llmfoundry_gauntlet.config.yaml import describe, suggestion
 from llmfoundry_gauntlet.data.hub import download_weights, find_folder, find_model, is_from_hub
 from llmfoundry_gauntlet.data.stores import scheme_of
-from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError
-from llmfoundry_gauntlet.tasks.encode import tokenizer_errors
+from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError, tokenizer_errors
 from llmfoundry_gauntlet.types import TrainingPoint
 
 GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,9 @@ def decode_value(hint: Any, value: Any, path: str, problems: Problems) -> Any:
             return None
         return {key: decode_value(arguments[1], item, join(path, str(key)), problems) for key, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > sys.float_info.max:
+            problems.add(path, f'is {describe(value)}; allowed: a number that a float can hold')
+            return None
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         problems.add(path, f'is {describe(value)}; allowed: {TYPE_NAMES[hint]}')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, TreeLayout
 from llmfoundry_gauntlet.engine.trees import Stream, context_request, lay_out_stream
+from llmfoundry_gauntlet.errors import ModelError, tokenizer_errors
 from llmfoundry_gauntlet.scoring.text import stop_position
 from llmfoundry_gauntlet.types import Bools, GenerateRequest, Generation, Ids, Ints
 
@@ -29,6 +30,7 @@ GENERATION_LAYOUTS = (PROMPT_STREAM, CACHE, NO_CACHE)  # the fastest first
 
 UNFINISHED = '\ufffd'  # decoded from an incomplete UTF-8 character
 LONGEST_CHARACTER = 4  # bytes in UTF-8, and so tokens at most
+MAX_SHOWN = 20  # token ids in an error
 
 
 @dataclass(slots=True)
@@ -212,13 +214,37 @@ class GenerationDecoder:
         self.end_ids = frozenset(end_ids)
         keeps_space = len(tokenizer(' a', add_special_tokens=False)['input_ids']) == 1
         self.before = '' if keeps_space else ' '
+        self._is_known: dict[int, bool] = {}  # of ids in generations that could not be decoded
 
     def text(self, ids: list[int], *, verbatim: bool = False, restores_space: bool = True) -> str:
-        """Return the text of a whole generation, with the tokenizer's clean-up of spaces unless `verbatim`."""
+        """Return the text of a whole generation, with the tokenizer's clean-up of spaces unless `verbatim`.
+
+        Ids that the tokenizer lacks have no text. Raise ModelError if others cannot be decoded.
+        """
         options = {'clean_up_tokenization_spaces': False} if verbatim else {}
         before = self.before if restores_space else ''
-        decoded: str = self.tokenizer.decode(ids, skip_special_tokens=True, **options)
-        return before + decoded
+        with tokenizer_errors() as caught:
+            return before + self._decode(ids, options)
+        # A model with padded embeddings may generate ids that the tokenizer lacks. Tokenizers in Rust give no text for
+        # them, others raise errors of various kinds.
+        known = [id_ for id_ in ids if self.is_known(id_)]
+        if len(known) == len(ids):
+            name = type(self.tokenizer).__name__
+            raise ModelError(
+                f'the tokenizer ({name}) cannot decode {ids[:MAX_SHOWN]}: {caught.error}'
+            ) from caught.error
+        return before + self._decode(known, options)
+
+    def is_known(self, id_: int) -> bool:
+        """Return whether the tokenizer can decode a token id."""
+        if id_ not in self._is_known:
+            with tokenizer_errors() as caught:
+                self._decode([id_], {})
+            self._is_known[id_] = caught.error is None
+        return self._is_known[id_]
+
+    def _decode(self, ids: list[int], options: Mapping[str, bool]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, **options))
 
 
 class OngoingGeneration:

@@ -39,6 +39,10 @@ from llmfoundry_gauntlet.types import (
 )
 
 CHARACTERS_PER_TOKEN = 2  # of correct generations, without a tokenizer; a low estimate, so that none is truncated
+TOKENS_PER_BYTE = 12  # at most, with one token per byte: normalization makes up to 11 bytes of one (U+FDFA)
+TOKENS_BESIDE = 32  # at most, of a choice beside those of its text
+ROUNDING = 1e-3  # a sum of log-probabilities in low precision may exceed 0 by this much
+ROUNDING_OF_ALL = 1e-6  # all of them exceed 0 by less, even if every choice is certain
 GENERATION_KEYS = ('stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed')
 MISSING = 'there is no answer'
 
@@ -276,14 +280,14 @@ def score_answer(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None
 def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> ScoreOutput:
     """Return log-probabilities in the engine's form, with each sum spread evenly over its choice's tokens.
 
-    Without token counts each choice counts as one token, so sums are compared.
+    Without token counts each choice counts as one token, so sums are compared. Raise AnswerError.
     """
     num_choices = len(item.choices)
     if len(logprobs) != num_choices:
         raise AnswerError(f'has {len(logprobs)} logprobs; allowed: {num_choices}, one per choice')
+    check_logprobs(logprobs)
     counts = (1,) * num_choices if answer.num_tokens is None else answer.num_tokens
-    if len(counts) != num_choices or min(counts) < 1:
-        raise AnswerError(f'num_tokens is {list(counts)}; allowed: {num_choices} numbers of 1 or more')
+    check_counts(counts, item.choices)
     if num_choices == 1 and answer.is_argmax is None and np.isfinite(logprobs[0]):
         raise AnswerError(
             'has logprobs without is_argmax (whether every token is the most probable one); give that too, or a text '
@@ -296,6 +300,32 @@ def score_output(item: Item, answer: Answer, logprobs: tuple[float, ...]) -> Sco
         is_argmax=tuple(np.full(count, is_argmax) for count in counts),
         num_top=tuple(np.full(count, int(is_argmax)) for count in counts),
     )
+
+
+def check_logprobs(logprobs: Sequence[float]) -> None:
+    """Raise AnswerError for values above 0, beyond rounding, which are no log-probabilities."""
+    wrong = [place for place, value in enumerate(logprobs) if value > ROUNDING]
+    # Probabilities of long choices are small, but all of them are above 0.
+    if not wrong and len(logprobs) > 1 and all(value > ROUNDING_OF_ALL for value in logprobs):
+        wrong = [0]
+    if wrong:
+        place = wrong[0]
+        raise AnswerError(
+            f'logprobs[{place}] is {logprobs[place]:g}; allowed: natural logarithms of probabilities, which are 0 or '
+            'less; of probabilities write the logarithm, of losses the negative'
+        )
+
+
+def check_counts(counts: Sequence[int], choices: Sequence[str]) -> None:
+    """Raise AnswerError for numbers of tokens that these choices cannot have."""
+    if len(counts) != len(choices) or min(counts) < 1:
+        raise AnswerError(f'num_tokens is {list(counts)}; allowed: {len(choices)} numbers of 1 or more')
+    for place, (count, text) in enumerate(zip(counts, choices, strict=True)):
+        most = TOKENS_PER_BYTE * len(text.encode('utf-8', 'surrogatepass')) + TOKENS_BESIDE
+        if count > most:
+            raise AnswerError(
+                f'num_tokens[{place}] is {count}; allowed: the number of tokens of the choice, {most} at most'
+            )
 
 
 def item_name(key: ItemKey, rows: int | str) -> str:

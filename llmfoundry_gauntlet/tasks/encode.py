@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from llmfoundry_gauntlet.errors import Caught, ModelError
+from llmfoundry_gauntlet.errors import ModelError, tokenizer_errors
 from llmfoundry_gauntlet.types import Ids, Prompt
 
 # Increment it if texts or token ids of prompts change, so that cached requests are recomputed.
@@ -188,11 +188,6 @@ class Encoder:
             )
             for prompt, (contexts, continuations) in zip(prompts, texts, strict=True)
         ]
-
-
-def tokenizer_errors() -> Caught:
-    """Return a context that catches a tokenizer's errors; the tokenizers library, in Rust, raises Exception itself."""
-    return Caught(packages=('pyo3_runtime',), bare=True)
 
 
 def spaced(text: str) -> str:

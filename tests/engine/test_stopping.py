@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import FIXTURES
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
 from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
 
 from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.engine.logits import uniform_draws
+from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.tasks.base import draw_seed
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, Sampling, StopRule
 
@@ -59,6 +60,38 @@ def sentence_pieces() -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=EOS, bos_token='<s>', clean_up_tokenization_spaces=False
     )
+
+
+class Listed(PreTrainedTokenizer):
+    """A tokenizer of one's own with a list of characters, whose items beyond its end raise IndexError."""
+
+    characters = ('<unk>', EOS, *'abc .\n')
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.characters)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {character: number for number, character in enumerate(self.characters)}
+
+    def _tokenize(self, text: str) -> list[str]:
+        return list(text)
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.characters.index(token)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self.characters[index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return ''.join(tokens)
+
+
+class Mapped(Listed):
+    """One with a mapping, which has no text for other ids."""
+
+    def _convert_id_to_token(self, index: int) -> Any:
+        return dict(enumerate(self.characters)).get(index)
 
 
 TOKENIZERS = {make.__name__: make() for make in (rotary_bos, alibi_pad_eos, bytes_and_parts, sentence_pieces)}
@@ -258,3 +291,29 @@ def test_draws_depend_only_on_the_request():
     assert draws(temperature=2.0, top_p=0.5, top_k=3) == first
     assert draws(seed=1)[0] != first[0]
     assert len({draws(key)[0] for key in KEYS}) == len(KEYS)
+
+
+@pytest.mark.parametrize('make', [Listed, Mapped, rotary_bos, sentence_pieces])
+def test_a_generated_id_beyond_the_tokenizer_has_no_text(make):
+    """A model whose embeddings are padded has such ids; the text around them, and its stop, are found all the same."""
+    tokenizer = make(eos_token=EOS) if isinstance(make, type) else make()
+    decoder, beyond = GenerationDecoder(tokenizer), len(tokenizer) + 5
+    ids = encode(tokenizer, 'a. b')
+
+    with_beyond = [beyond, *ids, beyond, beyond, *encode(tokenizer, '\n'), *ids, beyond]
+    without = [*ids, *encode(tokenizer, '\n'), *ids]
+
+    assert decoder.text(with_beyond) == decoder.text(without)
+    stopped = generated(with_beyond, decoder, wanted(['\n']))
+    assert stopped.is_done and len(stopped.ids) == 1 + len(ids) + 2 + len(encode(tokenizer, '\n'))
+
+
+def test_ids_that_a_tokenizer_has_and_cannot_decode_are_an_error():
+    class Broken(Listed):
+        def convert_tokens_to_string(self, tokens: list[str]) -> str:
+            if len(tokens) > 1:
+                raise RuntimeError('broken')
+            return ''.join(tokens)
+
+    with pytest.raises(ModelError, match=r'Broken.* cannot decode \[2, 3\]: broken'):
+        GenerationDecoder(Broken(eos_token=EOS)).text([2, 3])
