@@ -91,6 +91,12 @@ NON_FINITE_GENERATION = 'the model returned logits that are not finite numbers'
 
 PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + '\u2018\u2019\u00b4`', ' '))
 ARTICLES = re.compile(r'\b(a|an|the)\b')
+ARTICLE = re.compile('a|an|the')
+# At the start of an answer, before anything but the word that an article belongs to.
+STANDING_ARTICLE = re.compile(
+    r'[\W_]*(?:(?:a|an|the)[ \t]+)*?(a|an|the)\b(?![ \t]+(?!(?:because|since|as|is|and|or|but)\b)["\']?\w)',
+    re.IGNORECASE,
+)
 # Signs that normalization drops but formulas depend on; FORMULA tells formulas from 'F-16' and 'War + Peace'.
 SIGN = re.compile(r'[-+<>=^*/!≤≥≠±]|(?<=\d)\.(?=\d)')
 # Braces, and comments and strings of C++ and JavaScript (finished or not), whose braces do not count.
@@ -242,22 +248,58 @@ def normalize_answer(text: str) -> str:
 
     Minus signs and decimal points are dropped as well.
     """
-    words = text.replace('_', ' ').lower().translate(PUNCTUATION)
-    return ' '.join(ARTICLES.sub(' ', words).split())
+    return ' '.join(ARTICLES.sub(' ', words_in(text)).split())
+
+
+def words_in(text: str) -> str:
+    """Return a text in lower case without punctuation."""
+    return text.replace('_', ' ').lower().translate(PUNCTUATION)
+
+
+@lru_cache(maxsize=65536)
+def normalize_words(text: str) -> str:
+    """Return a text as `normalize_answer` does, with its last word even if that is spelled like an article.
+
+    An article precedes a word, so the last one is a name: the letter A, vitamin A.
+    """
+    before, _, last = words_in(text).rstrip().rpartition(' ')
+    return f'{normalize_answer(before)} {last}'.strip() if ARTICLE.fullmatch(last) else normalize_answer(text)
 
 
 def has_prefix_of(answer: str, golds: Iterable[str], *, normalize: bool, reference: bool) -> bool:
     """Return whether an answer starts with one of the gold answers, both normalized or stripped.
 
     A gold answer that is empty after normalization must be matched in full, except for case and surrounding white
-    space. With `reference` it matches everything, as in llm-foundry.
+    space. With `reference` it matches everything, as in llm-foundry, where 'A' is empty too.
     """
     clean = normalize_answer if normalize else str.strip
     given = clean(answer)
     for gold in golds:
         wanted = clean(gold)
-        if given.startswith(wanted) if wanted or reference else is_same_text(answer, gold):
+        if normalize and not reference and normalize_words(gold) != wanted:
+            if starts_with_name(answer, normalize_words(gold).split()):
+                return True
+        elif given.startswith(wanted) if wanted or reference else is_same_text(answer, gold):
             return True
+    return False
+
+
+def starts_with_name(answer: str, name: Sequence[str]) -> bool:
+    """Return whether an answer starts with these words, of which the last is spelled like an article.
+
+    Other articles do not matter. A name of one word must stand by itself: 'A) 12 cm', 'A because', but not 'a dog'.
+    """
+    if len(name) == 1:
+        alone = STANDING_ARTICLE.match(answer)
+        return alone is not None and alone[1].lower() == name[0]
+    num_found = 0
+    for word in words_in(answer).split():
+        if word == name[num_found]:
+            num_found += 1
+            if num_found == len(name):
+                return True
+        elif not ARTICLE.fullmatch(word):
+            return False
     return False
 
 
@@ -274,10 +316,9 @@ def is_strictly(answer: str, gold: str, *, normalize: bool) -> bool:
     """Return whether an answer strictly matches this gold answer."""
     if not normalize:
         return bool(gold.strip()) and trimmed(answer) == trimmed(gold)
-    wanted = normalize_answer(gold)
-    if not wanted:
+    if not normalize_words(gold):
         return is_same_text(answer, gold)
-    if normalize_answer(answer.translate(DASHES)) != normalize_answer(gold.translate(DASHES)):
+    if normalize_words(answer.translate(DASHES)) != normalize_words(gold.translate(DASHES)):
         return False
     quantity = quantity_of(gold)
     if quantity is not None:

@@ -174,12 +174,58 @@ def test_strict_match_distinguishes_signs_that_normalization_removes(answer: str
     assert marks(answer, gold)[1:] == (False, False)
 
 
-@pytest.mark.parametrize('answer', ['anything', 'the 7', '', '$a$ b'])
+@pytest.mark.parametrize('answer', ['anything', 'the 7', '', 'a b'])
 @pytest.mark.parametrize('gold', ['$a$', 'The', '...', ' '])
 def test_an_answer_normalized_to_nothing_accepts_only_itself(answer: str, gold: str):
     """Fix 6: in the reference it accepts every output."""
     assert marks(answer, gold) == (False, False, False)
     assert has_prefix_of(answer, [gold], normalize=True, reference=True)
+
+
+@pytest.mark.parametrize('letter', ['A', 'B', 'C'])
+@pytest.mark.parametrize(
+    ('answer', 'expected'),
+    [
+        ('{}', (True, True, True)),
+        (' {}.\n', (True, True, True)),
+        ('({})', (True, True, True)),
+        ('**{}**', (True, True, True)),
+        ('{}\n\nThe other ones are longer.', (True, False, False)),
+        ('{}) 12 cm', (True, False, False)),
+        ('{}: the second one', (True, False, False)),
+        ('{} because the others melt', (True, False, False)),
+        ('{} is right', (True, False, False)),
+        ('D', (False, False, False)),
+        ('', (False, False, False)),
+        ('the others', (False, False, False)),
+        ('a man walks', (False, False, False)),
+    ],
+)
+def test_the_letter_a_is_no_article(letter: str, answer: str, expected: tuple[bool, bool, bool]):
+    assert marks(answer.format(letter), letter) == expected
+
+
+@pytest.mark.parametrize(
+    ('answer', 'gold', 'expected'),
+    [
+        ('Vitamin A', 'vitamin A', (True, True, True)),
+        ('the vitamin A.', 'Vitamin A', (True, True, True)),
+        ('Hepatitis A virus', 'the hepatitis A', (True, False, False)),
+        ('vitamin C', 'vitamin A', (False, False, False)),
+        ('vitamin A', 'vitamin C', (False, False, False)),
+        ('vitamin', 'vitamin A', (False, False, False)),
+        ('vitamin A', 'vitamin', (True, False, False)),  # the prefix accepts it
+        ('A Vitamin', 'vitamin', (True, True, True)),
+        ('the A', 'A', (True, True, True)),
+    ],
+)
+def test_an_article_at_the_end_is_a_name(answer: str, gold: str, expected: tuple[bool, bool, bool]):
+    assert marks(answer, gold) == expected
+
+
+def test_in_the_reference_the_letter_a_accepts_every_output():
+    assert has_prefix_of('B', ['A'], normalize=True, reference=True)
+    assert has_prefix_of('vitamin C', ['vitamin A'], normalize=True, reference=True)
 
 
 def test_aliases_of_an_answer_normalized_to_nothing_count():
