@@ -94,6 +94,24 @@ def test_an_installed_task_type_metric_and_perturbation_run(folder: Path):
     assert 'icl/metrics/score/colours/shout/consistency_rate_reference' not in metrics
 
 
+@pytest.mark.parametrize(
+    ('words', 'facts'),
+    [
+        (('weights', '--row', '1'), ('2 kg in g?', 'rule: estimates.EstimateTask.score', 'correct: 2000')),
+        (('weights', '--row', '1', '--answer', '2100'), ('rule: estimates.EstimateTask.score', 'score: 1')),
+        (('score_colours', '--variant', 'shout:yes'), ('HUE 0?', 'rule: ')),
+    ],
+)
+def test_items_of_an_installed_type_and_perturbation_are_explained(
+    folder: Path, words: tuple[str, ...], facts: tuple[str, ...]
+):
+    install(folder, GROUPS)
+    done = gauntlet(folder, 'explain', *words, '--score', str(folder / 'score.yaml'), '--data-root', str(folder))
+    assert done.returncode == 0, done.stderr
+    for fact in facts:
+        assert fact in done.stdout.replace('·', ' ')
+
+
 def test_keys_of_an_installed_type_are_checked(folder: Path):
     install(folder, GROUPS)
     tasks = [{**ESTIMATES, 'tolerance': 2}, {**COLOURS, 'tolerance': 0.1}, {**ESTIMATES, 'label': 'x', 'tolerence': 1}]

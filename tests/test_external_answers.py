@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import json
 import math
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import loaded_by, run_cli
-from recorded_runs import NAMES, problems_of, write_answers
+from recorded_runs import NAMES, accuracy_of, problems_of, record_of, write_answers
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -211,6 +216,7 @@ def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
         ({**name, 'logprobs': [True, 1]}, 'logprobs[0]: is True; allowed: a number'),
         ({'num_shots': 1, 'row': 0, 'text': ''}, "the key 'task' is missing"),
         ({**name, 'row': 1.5, 'text': ''}, 'row: is 1.5; allowed: a whole number'),
+        ('{"task": "colours", "num_shots": 1, "row": 0, "row": 1, "text": ""}', "duplicate key 'row'; allowed: once"),
     ]
     unfit = [
         ({**name, 'row': 99, 'text': ''}, 'colours/1-shot, row 99 is not an item of these tasks'),
@@ -232,6 +238,101 @@ def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
     expected = [f'line {place}: {fact}' for place, (_, fact) in zip(places, wrong + unfit, strict=True)]
     for problem, fact in zip(found, expected[len(wrong) :] + expected[: len(wrong)], strict=True):
         assert problem.startswith(fact)
+
+
+@pytest.mark.parametrize(
+    'encoded',
+    [
+        gzip.compress,
+        lambda content: codecs.BOM_UTF8 + content,
+        lambda content: gzip.compress(codecs.BOM_UTF8 + content),
+        lambda content: content.replace(b'\n', b'\r\n\r\n'),
+        lambda content: content.rstrip(),
+    ],
+    ids=['gzip', 'byte order mark', 'both', 'CRLF and empty lines', 'no end of the last line'],
+)
+def test_a_file_of_answers_may_be_encoded_like_a_data_file(
+    settings: dict[str, Any], tmp_path: Path, encoded: Callable[[bytes], bytes]
+):
+    path = write_answers(tmp_path, right_answers(settings))
+    path.write_bytes(encoded(path.read_bytes()))
+    evaluation = scored(settings, path)
+    assert [score.accuracy.value for score in evaluation.scores.values()] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ('content', 'problem'),
+    [
+        (b'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n', 'is a Git LFS pointer'),
+        (gzip.compress(b'{"task": "sums"}\n' * 99)[:-9], 'is a damaged gzip file'),
+        (b'PAR1....', 'begins with'),
+    ],
+)
+def test_a_file_that_holds_no_answers_is_one_problem(
+    settings: dict[str, Any], tmp_path: Path, content: bytes, problem: str
+):
+    """Rather than a line for every item that has no answer."""
+    path = tmp_path / 'answers.jsonl'
+    path.write_bytes(content)
+    found = problems_of(data_of(settings), path)
+    assert found[-1].startswith(f'line  {problem}') and not any('no answer' in line for line in found)
+
+
+def test_answers_may_come_through_a_pipe(settings: dict[str, Any], tmp_path: Path):
+    content = write_answers(tmp_path, right_answers(settings)).read_bytes()
+    pipe = tmp_path / 'pipe'
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(gzip.compress(content),))
+    writer.start()
+    evaluation = scored(settings, pipe)
+    writer.join()
+    assert evaluation.scores['sums/1-shot'].accuracy.value == 1
+
+
+@pytest.mark.parametrize('number', [None, math.nan, -math.inf])
+def test_an_answer_that_is_not_finite_is_unscored(settings: dict[str, Any], tmp_path: Path, number: float | None):
+    answers = right_answers(settings)
+    place = next(place for place, answer in enumerate(answers) if answer['task'] == 'colours')
+    answers[place]['logprobs'][0] = number
+    found = scored(settings, write_answers(tmp_path, answers)).results['colours/1-shot']
+    assert [result.status for result in found].count('unscored') == 1
+
+
+@pytest.mark.parametrize('semantics', ['corrected', 'reference'])
+def test_rows_of_one_task_may_have_different_numbers_of_choices(write_jsonl, tmp_path: Path, semantics: str):
+    """As in ARC, where chance is the mean of one in four, three and five."""
+    choices = {
+        'query': ['red', 'blue', 'green', 'grey', 'black'],
+        'context_options': ['One', 'Two', 'Three', 'No', 'So'],
+    }
+    tasks = []
+    for kind, key in (('multiple_choice', 'query'), ('schema', 'context_options')):
+        more = {'query': 'Hue?'} if kind == 'multiple_choice' else {'continuation': 'is it'}
+        name = 'choices' if kind == 'multiple_choice' else key
+        write_jsonl(f'{kind}.jsonl', [{**more, name: choices[key][:n], 'gold': n - 1} for n in (4, 3, 5)])
+        tasks.append({'label': kind, 'dataset_uri': f'{kind}.jsonl', 'num_fewshot': [1], 'icl_task_type': kind})
+    settings = {'tasks': tasks, 'data_root': str(tmp_path), 'semantics': semantics}
+    requests = requests_of(settings)
+    assert [len(request['choices']) for request in requests] == [4, 3, 5] * 2
+    answers = [
+        # The last choice is preferred, which is right, except in the third row.
+        {key: request[key] for key in NAMES}
+        | {
+            'logprobs': [
+                float(place) * (1 if request['row'] < 2 else -1) - 9 for place in range(len(request['choices']))
+            ]
+        }
+        for request in requests
+    ]
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': tasks}))
+    words = ('--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--semantics', semantics)
+    out = tmp_path / 'out'
+    assert run_cli('run', '--outputs', write_answers(tmp_path, answers), *words, '--out', out) == 0
+    record = record_of(out)
+    for task in ('multiple_choice/1-shot', 'schema/1-shot'):
+        assert accuracy_of(record, task)['value'] == pytest.approx(2 / 3)
+        assert record['tasks'][task]['chance'] == pytest.approx((1 / 4 + 1 / 3 + 1 / 5) / 3)
+    assert run_cli('report', out, '--out', tmp_path / 'page.html') == 0
 
 
 def test_missing_answers_are_errors_unless_allowed(settings: dict[str, Any], tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -286,9 +287,8 @@ def show_scoring(
     task: Task, asked: Example, examples: Sequence[Example], answer: str | None, settings: EvaluationSettings
 ) -> None:
     """Print the scoring rule, and the score of `answer` if given."""
-    rule = task.score_program if task.runs_programs else task.score
     heading('Scoring')
-    typer.echo(f'  rule: {(rule.__doc__ or "").splitlines()[0]}')
+    typer.echo(f'  rule: {rule_of(task)}')
     if task.generates:
         stops = task.stops([example.content for example in examples])
         typer.echo(f'  a generation ends {", or ".join(ends_of_generation(stops))}')
@@ -308,6 +308,13 @@ def show_scoring(
             typer.echo(f'  {name}: {one_line(str(value))}')
     score = 'unscored' if result.score is None else f'{result.score:g}'
     typer.echo(f'  score: {score}{f" ({result.reason})" if result.reason else ""}')
+
+
+def rule_of(task: Task) -> str:
+    """Return the first line of the documentation of a task's scorer; its name if it has none, as in a plug-in."""
+    kind, name = type(task), 'score_program' if task.runs_programs else 'score'
+    lines = inspect.cleandoc(getattr(kind, name).__doc__ or '').splitlines()
+    return lines[0] if lines else f'{kind.__module__}.{kind.__qualname__}.{name}'
 
 
 def ends_of_generation(stops: StopRule) -> list[str]:

@@ -73,7 +73,6 @@ def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mappin
     problems: list[str] = []
     source, rows = read_task_rows(task, data_root, problems)
     examples = parse_rows(source, rows, example_of, problems)
-    problems.extend(uneven_choices(source, examples))
     if problems:
         raise DataError(problems)
     return examples
@@ -101,16 +100,6 @@ def digest_of(row: Mapping[str, Any]) -> str:
     """Return 16 hexadecimal digits that identify a row's content regardless of key order."""
     text = json.dumps(row, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
-
-
-def uneven_choices(source: str, examples: list[Example]) -> list[str]:
-    """Return a problem for each row whose number of choices differs from the first row's."""
-    counts = [(example.row, getattr(example.content, 'num_choices', 1)) for example in examples]
-    return [
-        f'{source}:{row + 1}: has {count} choices; allowed: {counts[0][1]}, as in line {counts[0][0] + 1}'
-        for row, count in counts
-        if count != counts[0][1]
-    ]
 
 
 def subset(examples: Sequence[Example], num_items: int | None) -> list[Example]:

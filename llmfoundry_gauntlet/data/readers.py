@@ -25,6 +25,8 @@ MOST_NAME, MOST_NAMES = 40, 20  # characters of a key, and number of keys, in a 
 MOST_TEXT = 200  # characters at each end of a message
 UPSTREAM_DATA_FOLDERS = ('eval/local_data/', 'scripts/eval/local_data/')
 GZIP = b'\x1f\x8b'
+GIT_LFS = b'version https://git-lfs.github.com/'
+MOST_HEAD = 64  # bytes at the beginning of a file that show its format
 # Bytes at which JSON lines may begin: JSON values, white space (Unicode's included) and byte order marks.
 BEGINNING = re.compile(rb'[\s{\["\-0-9tfn\xef\xc2\xe2\xe3]')
 BYTE_ORDER_MARK = '\ufeff'
@@ -132,58 +134,91 @@ def read_task_rows(task: TaskSpec, data_root: str | Path, problems: list[str]) -
 
 
 def read_rows(source: str, problems: list[str]) -> list[NumberedRow]:
-    """Read all rows of a UTF-8 file of JSON lines, gzip-compressed or not, whatever its name.
+    """Return all rows of `stream_rows`."""
+    return list(stream_rows(source, problems))
+
+
+def stream_rows(
+    source: str, problems: list[str], *, decoder: json.JSONDecoder | None = None, allow_pipes: bool = False
+) -> Iterator[NumberedRow]:
+    """Yield the rows of a UTF-8 file of JSON lines, gzip-compressed or not, whatever its name.
 
     `source` is a path or an fsspec URL, such as s3:// or https://. Malformed lines are added to `problems`. Raise
     DataError for any other file.
     """
-    with opened(source) as file:
-        head = file.peek(4)[:4]
+    decoder = decoder or DECODER
+    with opened(source, allow_pipes=allow_pipes) as file:
+        head = file.peek(MOST_HEAD)[:MOST_HEAD]
         if head.startswith(GZIP):
             try:
                 with gzip.open(file) as content:
-                    return list(json_lines(content, source, problems))
+                    yield from json_lines(content, source, problems, decoder)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise DataError(f'{source}: is a damaged gzip file: {error}; fetch it again') from error
-        if head and (not BEGINNING.match(head) or b'\0' in head):
-            raise DataError(
-                f'{source}: begins with {head!r}, so it is not JSON lines; allowed: one JSON object per line, in '
-                'UTF-8, plain or gzip; parquet files are read as hf://parquet with hf_loading_vars.data_files'
-            )
-        return list(json_lines(file, source, problems))
+            return
+        check_beginning(head, source)
+        yield from json_lines(file, source, problems, decoder)
+
+
+def check_beginning(head: bytes, source: str) -> None:
+    """Raise DataError if a file that begins with these bytes cannot be JSON lines."""
+    if head.startswith(GIT_LFS):
+        raise DataError(
+            f'{source}: is a Git LFS pointer, which a clone has in place of the file; fetch the file with git lfs pull'
+        )
+    if head and (not BEGINNING.match(head) or b'\0' in head):
+        raise DataError(
+            f'{source}: begins with {head[:4]!r}, so it is not JSON lines; allowed: one JSON object per line, in '
+            'UTF-8, plain or gzip; parquet files are read as hf://parquet with hf_loading_vars.data_files'
+        )
 
 
 @contextlib.contextmanager
-def opened(source: str) -> Iterator[io.BufferedReader]:
-    """Open a path or URL for reading bytes. Raise DataError, also for errors while reading."""
+def opened(source: str, *, allow_pipes: bool = False) -> Iterator[io.BufferedReader]:
+    """Open a path or URL for reading bytes. Raise DataError, also for errors while reading.
+
+    Opening a pipe may block, so it is an error unless `allow_pipes`.
+    """
     try:
-        if not is_remote(source) and not Path(source).is_file():  # opening a pipe would block
-            raise DataError(f'{source}: is not a regular file; allowed: a data file')
-        with explained(source), open_file(source) if is_remote(source) else Path(source).open('rb') as file:
-            yield file
+        with explained(source):
+            if not is_remote(source):
+                check_is_file(Path(source), allow_pipes=allow_pipes)
+            with open_file(source) if is_remote(source) else Path(source).open('rb') as file:
+                yield file
     except StoreError as error:
         raise DataError(error.problems) from error
 
 
-def json_lines(lines: Iterable[bytes], source: str, problems: list[str]) -> Iterator[NumberedRow]:
+def check_is_file(path: Path, *, allow_pipes: bool) -> None:
+    """Raise DataError unless the path is a regular file or, if allowed, a pipe."""
+    if path.is_file() or (allow_pipes and path.is_fifo()):
+        return
+    if not path.exists() and not path.is_symlink():
+        raise MissingFileError(f'{path}: there is no such file')
+    raise DataError(f'{path}: is not a regular file; allowed: a data file')
+
+
+def json_lines(
+    lines: Iterable[bytes], source: str, problems: list[str], decoder: json.JSONDecoder
+) -> Iterator[NumberedRow]:
     """Yield the JSON value of each line that is not blank; add malformed lines to `problems`."""
     for number, line in enumerate(lines):
         if line.isspace():
             continue
         try:
-            yield number, json_value(line)
+            yield number, json_value(line, decoder)
         except RowError as error:
             problems.append(error.at(f'{source}:{number + 1}'))
 
 
-def json_value(line: bytes) -> Any:
+def json_value(line: bytes, decoder: json.JSONDecoder) -> Any:
     """Parse one line, ignoring surrounding white space (Unicode's included) and byte order marks.
 
     Raise RowError for malformed JSON, and for JSON that parsers read differently: duplicate keys in one object,
     numbers out of range, lone surrogates, excessive nesting.
     """
     try:
-        value = DECODER.decode(line.decode().strip().removeprefix(BYTE_ORDER_MARK).strip())
+        value = decoder.decode(line.decode().strip().removeprefix(BYTE_ORDER_MARK).strip())
         if b'\\ud' in line or b'\\uD' in line:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:

@@ -16,6 +16,7 @@ import numpy as np
 
 from llmfoundry_gauntlet.config.tasks import task_key
 from llmfoundry_gauntlet.config.yaml import Problems, decode
+from llmfoundry_gauntlet.data.readers import stream_rows, unique_keys
 from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
@@ -45,6 +46,7 @@ ROUNDING = 1e-3  # a sum of log-probabilities in low precision may exceed 0 by t
 ROUNDING_OF_ALL = 1e-6  # all of them exceed 0 by less, even if every choice is certain
 GENERATION_KEYS = ('stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed')
 MISSING = 'there is no answer'
+ANSWERS = json.JSONDecoder(object_pairs_hook=unique_keys)  # Python's NaN and Infinity are numbers that are not finite
 
 
 def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Iterator[str]:
@@ -146,24 +148,14 @@ class Answer:
 def read_answers(path: Path) -> Iterator[tuple[str, Answer]]:
     """Yield each answer of a file after its place (`file:line`), ignoring unknown keys.
 
-    Raise DataError with every problem of every line.
+    The file is read as data files are, compressed or not. Raise DataError with every problem of every line.
     """
     problems = Problems('')
-    try:
-        with path.open(encoding='utf-8') as lines:
-            for number, line in enumerate(lines, 1):
-                problems.source = f'{path}:{number}'
-                if not line.strip():
-                    continue
-                try:
-                    found: Answer | None = decode(Answer, json.loads(line), '', problems)
-                except json.JSONDecodeError as error:
-                    problems.add('', f'malformed JSON: {error.msg} at column {error.colno}')
-                    continue
-                if found is not None:
-                    yield problems.source, found
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f'{path}: cannot be read: {error}') from error
+    for number, line in stream_rows(str(path), problems.found, decoder=ANSWERS, allow_pipes=True):
+        problems.source = f'{path}:{number + 1}'
+        answer: Answer | None = decode(Answer, line, '', problems)
+        if answer is not None:
+            yield problems.source, answer
     if problems.found:
         raise DataError(problems.found)
 
@@ -202,6 +194,8 @@ def score_answers(
                 problems.append(f'{place}: {item_name(key, key.row)}: {error}')
     except DataError as error:  # from read_answers, at the end of the file: lines that are not valid answers
         problems.extend(error.problems)
+        if not places:  # such as a pointer to another file: every item would be listed as missing
+            raise DataError(problems) from error
     missing = [key for key in asked if key not in places]
     if not allow_missing:
         problems += unanswered(missing)

@@ -40,11 +40,6 @@ class Choices:
     choices: tuple[str, ...]
     gold: int
 
-    @property
-    def num_choices(self) -> int:
-        """Return the number of choices, the same for every row of a file."""
-        return len(self.choices)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultipleChoiceTask(ChoicesTask):

@@ -19,11 +19,6 @@ class Schema:
     continuation: str
     gold: int
 
-    @property
-    def num_choices(self) -> int:
-        """Return the number of contexts, the same for every row of a file."""
-        return len(self.context_options)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaTask(ChoicesTask):

@@ -59,7 +59,7 @@ def test_malformed_rows_are_listed_with_file_and_line(write_jsonl, tmp_path):
         {**ROW, 'choices': ['blue', '']},
         {**ROW, 'query': 7},
         {'querry': 'Sky?', 'choices': ['a', 'b'], 'gold': 0},
-        {**ROW, 'choices': ['a', 'b', 'c']},
+        {**ROW, 'choices': ['a', 'b', 'c'], 'gold': 3},
         [1],
     ]
     write_jsonl('rows.jsonl', rows)
@@ -71,8 +71,8 @@ def test_malformed_rows_are_listed_with_file_and_line(write_jsonl, tmp_path):
         "rows.jsonl:6: choices[1] is ''; allowed: a non-empty text",
         'rows.jsonl:7: query is 7; allowed: text',
         "rows.jsonl:8: the key 'query' is missing, did you mean 'querry'?",
+        'rows.jsonl:9: gold is 3 but there are 3 choices (0..2)',
         'rows.jsonl:10: is list; allowed: a JSON object',
-        'rows.jsonl:9: has 3 choices; allowed: 2, as in line 1',
     ]
 
 

@@ -93,9 +93,10 @@ def test_malformed_lines_are_named_with_file_and_line(tmp_path, line: bytes, pro
     assert len(found[0]) < 200 and found[0].isprintable()
 
 
+LFS_POINTER = b'version https://git-lfs.github.com/spec/v1\noid sha256:' + b'4d7a' * 16 + b'\nsize 12345\n'
 BEGINNINGS = (
     *('{"query": 1}\n'.encode(name) for name in ('utf-16', 'utf-16-be', 'utf-16-le', 'utf-32')),
-    *(b'\xfe\xff\0{', b'PK\x03\x04...', b'PAR1...', b'version https://git-lfs.github.com/spec/v1\n'),
+    *(b'\xfe\xff\0{', b'PK\x03\x04...', b'PAR1...', b'version 2\n'),
     b'<!DOCTYPE html>\n<html>',
 )
 
@@ -104,6 +105,7 @@ BEGINNINGS = (
     ('content', 'problem'),
     [
         *((beginning, 'rows.jsonl: begins with ') for beginning in BEGINNINGS),
+        (LFS_POINTER, 'rows.jsonl: is a Git LFS pointer, which a clone has'),
         (zipped(A * 99)[:-9], 'rows.jsonl: is a damaged gzip file: Compressed file ended before'),
         (zipped(A) + b'rubbish', 'rows.jsonl: is a damaged gzip file: Not a gzipped file'),
         (zipped(A)[:-8] + b'\0' * 8, 'rows.jsonl: is a damaged gzip file: CRC check failed'),
@@ -128,4 +130,7 @@ def test_folders_pipes_and_broken_links_are_errors_without_blocking(tmp_path):
             locate(name, tmp_path)
     for name in names:
         with pytest.raises(DataError, match='is not a regular file'):
+            read_rows(str(tmp_path / name), [])
+    for name, problem in (('none.jsonl', 'there is no such file'), ('x' * 5000, 'File name too long')):
+        with pytest.raises(DataError, match=problem):
             read_rows(str(tmp_path / name), [])
