@@ -91,6 +91,21 @@ def test_repeated_choices_are_one_warning_with_their_number(write_jsonl, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ('semantics', 'subset', 'named'),
+    [
+        ('corrected', None, 'mc/3-shot: 5 of 8 items had their own question among their shots, which were drawn again'),
+        ('reference', None, '5 of 8 items had their own question among their shots, which stay (semantics: reference)'),
+        ('corrected', 2, 'of 2 items had'),
+    ],
+)
+def test_items_among_their_own_shots_are_one_warning_with_their_number(write_jsonl, tmp_path, semantics, subset, named):
+    """Of 8 rows two and two are equal; llm-foundry draws the other one for rows 0, 1, 2, 4 and 6."""
+    write_jsonl('rows.jsonl', rows_of(*(f'{i // 2}?' for i in range(8))))
+    (found,) = data_of(tmp_path, task_of(num_fewshot=[3]), semantics=semantics, subset_items=subset).warnings
+    assert named in found
+
+
+@pytest.mark.parametrize(
     ('max_seq_len', 'truncation', 'kept', 'logged'),
     [
         (34, 'drop_shots', 4, None),

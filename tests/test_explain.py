@@ -66,7 +66,7 @@ def test_tokens_are_those_of_an_evaluation(encoder: Encoder, max_seq_len: int):
 
 
 def test_the_prompt_is_shown_with_visible_white_space(gauntlet, write_jsonl, tmp_path: Path):
-    write_jsonl('rows.jsonl', [{'context': 'a\tb\n c', 'continuation': 'd'}] * 2)
+    write_jsonl('rows.jsonl', [{'context': context, 'continuation': 'd'} for context in ('a\tb\n c', 'e\tf\n g')])
     task = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0, 1], 'icl_task_type': 'language_modeling'}
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))
     status, out, _ = gauntlet('explain', 't', '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path)
@@ -75,7 +75,21 @@ def test_the_prompt_is_shown_with_visible_white_space(gauntlet, write_jsonl, tmp
     assert '     context │ a⇥\tb↵\n             │ ·c\ncontinuation │ d\n' in out
     _, out, _ = gauntlet('explain', 't', '--shots', 1, '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path)
     assert 't/1-shot' in out
-    assert '       shots │ a⇥\tb↵\n             │ ·c·d\n' in out
+    assert '       shots │ e⇥\tf↵\n             │ ·g·d\n' in out
+
+
+def test_shots_that_were_drawn_again_are_named(gauntlet, write_jsonl, tmp_path: Path):
+    """Of three rows with the same question two are drawn; the only other row takes the place of one of them."""
+    write_jsonl('rows.jsonl', [{'context': context, 'continuation': 'd'} for context in ('a', 'a', 'a', 'b')])
+    task = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [1], 'icl_task_type': 'language_modeling'}
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))
+    common = ('explain', 't', '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--row')
+    facts = [gauntlet(*common, row)[1] for row in range(4)]
+    assert all('shots  rows 3' in out for out in facts[:3])
+    assert sum('(instead of ' in out and 'with the same question)' in out for out in facts[:3]) >= 1
+    assert 'instead' not in facts[3]
+    reference = gauntlet(*common, 0, '--semantics', 'reference')[1]
+    assert 'shots  rows ' in reference and 'instead' not in reference
 
 
 def test_every_task_of_the_gauntlet_is_explained(gauntlet):

@@ -148,6 +148,7 @@ def show_item(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) 
         'category': example.category,
         'variant': example.variant,
         'gold': None if gold is None else one_line(str(gold)),
+        'shots': rows_of_shots(task, asked, examples),
     }
     heading(f'{task.key}  ({task.icl_task_type})')
     for name, value in facts.items():
@@ -159,6 +160,20 @@ def show_item(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) 
     for part, text in [*parts, *((CONTINUATION, text) for text in prompt.continuations)]:
         for number, line in enumerate(text.translate(VISIBLE).split('\n')):
             typer.echo(f'{part if number == 0 else "":>12} │ {line}')
+
+
+def rows_of_shots(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) -> str | None:
+    """Return the rows of an item's shots, and those that others replace as they ask the item's own question."""
+    example, shots = asked
+    if not task.has_shots or task.num_fewshot == (0,):
+        return None
+    rows = [shot.row for shot in shots]
+    named = f'rows {", ".join(map(str, rows))}' if rows else 'none'
+    if task.reference or not task.own_questions(examples, [example]):
+        return named
+    _, as_drawn = next(iter(replace(task, semantics='reference').examples_with_shots(examples, [example])))
+    own = [shot.row for shot in as_drawn if shot.row not in rows]
+    return f'{named} (instead of {", ".join(map(str, own))}, with the same question)'
 
 
 def tokenized_by(

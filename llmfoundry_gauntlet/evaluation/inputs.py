@@ -263,6 +263,7 @@ def row_warnings(tasks: Sequence[Task], examples: RowsByTask, subsets: RowsByTas
     for task in tasks:
         rows = examples[task.key]
         found += few_rows(task, rows)
+        found += own_questions(task, rows, subsets.get(task.key, rows))
         if isinstance(task, MultipleChoiceTask):
             found += repeated_choices(task, rows)
         if task.key in subsets:
@@ -282,6 +283,13 @@ def few_rows(task: Task, rows: Sequence[Example]) -> Iterator[str]:
         num_small = sum(size <= num_shots for size in sizes.values())
         of_category = f' in category {smallest!r} ({num_small} of {len(sizes)} categories have too few)'
     yield f'{task.key}: prompts have {size - 1} of {num_shots} shots, as there are {size} rows{of_category}'
+
+
+def own_questions(task: Task, rows: Sequence[Example], asked: Sequence[Example]) -> Iterator[str]:
+    """Yield a warning if items have their own question among their shots, from duplicate rows."""
+    if own := task.own_questions(rows, asked):
+        what = 'which stay (semantics: reference)' if task.reference else 'which were drawn again'
+        yield f'{task.key}: {len(own)} of {len(asked)} items had their own question among their shots, {what}'
 
 
 def repeated_choices(task: MultipleChoiceTask, rows: Sequence[Example]) -> Iterator[str]:

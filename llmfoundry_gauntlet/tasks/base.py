@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -156,17 +157,53 @@ class Task(TaskSpec):
         self, examples: Sequence[Example], asked: Sequence[Example]
     ) -> Iterator[tuple[Example, tuple[Example, ...]]]:
         """Yield the `asked` examples, category by category, each with its shots drawn from all examples."""
-
-        def question_of(example: Example) -> tuple[str, ...]:
-            return self.ask(example.content, False).contexts
-
-        (num_shots,) = self.num_fewshot
-        fixed = question_of if self.fewshot == 'fixed' else None
-        pairs = with_shots(examples, num_shots, seed=self.fewshot_random_seed, question_of=fixed)
+        pairs = with_shots(examples, self.draw_shots)
         if len(asked) == len(examples):
             return pairs
         wanted = {self.item_key(example) for example in asked}
         return (pair for pair in pairs if self.item_key(pair[0]) in wanted)
+
+    def draw_shots(self, members: Sequence[Example]) -> Iterator[tuple[int, ...]]:
+        """Yield the indices of the shots of each of these examples, all those of a category."""
+        (num_shots,) = self.num_fewshot
+        if num_shots == 0:
+            return iter([()] * len(members))
+        if self.fewshot == 'fixed':
+            questions = [self.ask(member.content, False).contexts for member in members]
+            return fixed_indices(questions, num_shots, seed=self.fewshot_random_seed)
+        drawn = fewshot_indices(len(members), num_shots, seed=self.fewshot_random_seed)
+        if self.reference:
+            return drawn
+        return redrawn_indices(
+            drawn,
+            [self.question(member.content) for member in members],
+            lambda index: self.shot(members[index].content, False),
+            seed=self.fewshot_random_seed,
+        )
+
+    def question(self, content: Any) -> str:
+        """Return the text by which two rows are known to ask the same, whatever their white space."""
+        return '\0'.join(' '.join(context.split()) for context in self.ask(content, False).contexts)
+
+    def own_questions(self, examples: Sequence[Example], asked: Sequence[Example]) -> list[Example]:
+        """Return those of the `asked` examples whose own question is among the shots that llm-foundry draws."""
+        if not self.has_shots or self.num_fewshot == (0,) or self.fewshot == 'fixed':
+            return []
+        (num_shots,) = self.num_fewshot
+        own: list[Example] = []
+        for members in by_category(examples).values():
+            questions = [self.question(member.content) for member in members]
+            num_rows_of = Counter(questions)
+            if len(num_rows_of) == len(questions):
+                continue
+            drawn = fewshot_indices(len(members), num_shots, seed=self.fewshot_random_seed)
+            for member, question, indices in zip(members, questions, drawn, strict=True):
+                if num_rows_of[question] > 1 and any(questions[index] == question for index in indices):
+                    own.append(member)
+        if not own or len(asked) == len(examples):
+            return own
+        wanted = {self.item_key(example) for example in asked}
+        return [example for example in own if self.item_key(example) in wanted]
 
     def item_key(self, example: Example, sample: int = 0) -> ItemKey:
         """Return the key of the item made of an example."""
@@ -224,6 +261,41 @@ def fixed_indices(questions: Sequence[Hashable], num_shots: int, *, seed: int) -
         yield tuple(spare if questions[shot] == question else shot for shot in shots)
 
 
+def redrawn_indices(
+    drawn: Iterable[tuple[int, ...]], questions: Sequence[str], shot_of: Callable[[int], str], *, seed: int
+) -> Iterator[tuple[int, ...]]:
+    """Yield the drawn indices of each question's shots, with others in place of those that ask the same question.
+
+    Each question has a generator of its own, so the shots of all others stay as they are. If all other questions are
+    shots already, a shot equal to the item's own, as `shot_of` an index shows it, is left out, and one that gives
+    another answer stays: its question may be no more than an instruction that all rows share.
+    """
+    num_rows_of = Counter(questions)
+    for item, indices in enumerate(drawn):
+        question = questions[item]
+        own = {index for index in indices if questions[index] == question}
+        if not own:
+            yield indices
+            continue
+        rng = random.Random(f'{seed}/{item}')
+        taken = set(indices)
+        num_left = len(questions) - num_rows_of[question] - len(taken - own)
+        shots = []
+        for index in indices:
+            if index not in own:
+                shots.append(index)
+            elif num_left > 0:
+                replacement = rng.randrange(len(questions))
+                while replacement in taken or questions[replacement] == question:
+                    replacement = rng.randrange(len(questions))
+                shots.append(replacement)
+                taken.add(replacement)
+                num_left -= 1
+            elif shot_of(index) != shot_of(item):
+                shots.append(index)
+        yield tuple(shots)
+
+
 def by_category(examples: Sequence[Example]) -> dict[str | None, list[Example]]:
     """Return the examples of each category, in their order."""
     categories: dict[str | None, list[Example]] = {}
@@ -233,22 +305,14 @@ def by_category(examples: Sequence[Example]) -> dict[str | None, list[Example]]:
 
 
 def with_shots(
-    examples: Sequence[Example],
-    num_shots: int,
-    *,
-    seed: int,
-    question_of: Callable[[Example], Hashable] | None = None,
+    examples: Sequence[Example], draw: Callable[[Sequence[Example]], Iterator[tuple[int, ...]]]
 ) -> Iterator[tuple[Example, tuple[Example, ...]]]:
-    """Yield each example with its shots, drawn within its category; categories are sorted, each with a fresh seed.
+    """Yield each example with its shots, drawn within its category; categories are sorted.
 
-    With `question_of` all examples of a category get the same shots, except those with their own question.
+    `draw` yields the indices of the shots of each example of a category.
     """
     categories = by_category(examples)
     for category in sorted(categories, key=lambda name: name or ''):
         members = categories[category]
-        if question_of is None:
-            drawn = fewshot_indices(len(members), num_shots, seed=seed)
-        else:
-            drawn = fixed_indices([question_of(member) for member in members], num_shots, seed=seed)
-        for example, indices in zip(members, drawn, strict=True):
+        for example, indices in zip(members, draw(members), strict=True):
             yield example, tuple(members[index] for index in indices)

@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.errors import ModelError, tokenizer_errors
 from llmfoundry_gauntlet.types import Ids, Prompt
 
 # Increment it if texts or token ids of prompts change, so that cached requests are recomputed.
-PROMPTS_VERSION = 2
+PROMPTS_VERSION = 3
 
 Parts = tuple[Ids, ...]
 MAX_SHOWN = 200  # characters of a text in an error

@@ -110,7 +110,7 @@ def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None
         'task': task.keys,
         'max_seq_len': preparation.max_seq_len,
         'truncation': task.truncation,
-        'fewshot': (task.fewshot, FIXED_VERSION),
+        'fewshot': (task.fewshot, FIXED_VERSION, task.semantics),
         'texts': digest.hexdigest(),
         'subset': None if subset is None else [(one.file, one.row, one.variant) for one in subset],
     }

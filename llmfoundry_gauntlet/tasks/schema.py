@@ -38,6 +38,10 @@ class SchemaTask(ChoicesTask):
         context = content.context_options[content.gold]
         return self.prelimiter + delimiter + context + self.continuation_delimiter + content.continuation
 
+    def question(self, content: Schema) -> str:
+        """Return the contexts and the continuation: rows of a pair share the contexts and differ in their answers."""
+        return '\0'.join([*content.context_options, content.continuation])
+
     def ask(self, content: Schema, first: bool) -> Prompt:
         """Return every context; the continuation is scored after each.
 

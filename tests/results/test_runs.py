@@ -91,7 +91,7 @@ def test_recomputing_uses_the_settings_of_the_run(make_run, recompute, more: str
 
 def test_recomputed_pmi_is_identical(make_run, recompute):
     answers, numbers = answers_of(0, [CHOICES]), np.random.default_rng(5)
-    alone = [{**answer, 'variant': 'alone', 'logprobs': numbers.normal(size=3).tolist()} for answer in answers]
+    alone = [{**answer, 'variant': 'alone', 'logprobs': (numbers.normal(size=3) - 6).tolist()} for answer in answers]
     run = make_run('run', [CHOICES], answers=[*answers, *alone], tasks={'choices': {'pmi_context': 'Answer:'}})
     gains = [np.subtract(one['logprobs'], other['logprobs']) for one, other in zip(answers, alone, strict=True)]
     right = [int(gain.argmax()) == row['gold'] for gain, row in zip(gains, ROWS[CHOICES], strict=True)]

@@ -258,17 +258,16 @@ def test_least_recently_used_files_and_leftovers_of_dead_processes_are_removed(t
         assert names == {*(f'{name}.tokens' for name in kept), *others} - {'old.unfinished'}
 
 
-def test_stop_rules_are_not_cached(tmp_path):
-    """The same token ids do for both rules."""
+def test_semantics_have_token_ids_and_stop_rules_of_their_own(tmp_path):
     kind = 'generation_task_with_answers'
     keys = {'icl_task_type': kind, 'has_categories': False}
     for semantics, stops in (('corrected', StopRule(answer_end='\n')), ('reference', StopRule(as_pattern=True))):
         items = prepared(preparation_of(KINDS[kind], semantics=semantics, **keys), tmp_path)
         assert {item.request.stops for item in items} == {stops}
-    assert len(list(tmp_path.glob('*.tokens'))) == 1
+    assert len(list(tmp_path.glob('*.tokens'))) == 2
 
 
-ITEMS = {2: 'aa377c4fb5695b16e839c3a6ccf2ec214820e443ddadab01a438dd51b946850c'}
+ITEMS = {3: 'aa377c4fb5695b16e839c3a6ccf2ec214820e443ddadab01a438dd51b946850c'}
 
 
 def test_prompts_do_not_change_without_a_new_version():

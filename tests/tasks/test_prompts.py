@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.evaluation.suite import load_suite
-from llmfoundry_gauntlet.tasks.base import fewshot_indices, fixed_indices, with_shots
+from llmfoundry_gauntlet.tasks.base import fewshot_indices, fixed_indices, redrawn_indices, with_shots
+from llmfoundry_gauntlet.tasks.code import CodeProblem
 from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.generation import Problem
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices
@@ -126,12 +128,78 @@ def test_fixed_shots_are_the_same_for_all_items_they_do_not_contain(questions: s
     assert len(common) <= 1
 
 
-@pytest.mark.parametrize('question_of', [None, lambda example: example.content])
-def test_shots_are_from_the_category_and_every_category_restarts_the_seed(question_of):
-    examples = [Example(row=i, content=f'{i}', category='ab'[i % 2]) for i in range(20)]
-    pairs = list(with_shots(examples, 4, seed=1234, question_of=question_of))
+@pytest.mark.parametrize('fewshot', ['reference', 'fixed'])
+def test_shots_are_from_the_category_and_every_category_restarts_the_seed(fewshot):
+    examples = [Example(row=i, content=Passage(f'{i}', ''), category='ab'[i % 2]) for i in range(20)]
+    pairs = list(with_shots(examples, replace(task('language_modeling', 4), fewshot=fewshot).draw_shots))
     assert [example.category for example, _ in pairs] == ['a'] * 10 + ['b'] * 10
     assert all(shot.category == example.category for example, shots in pairs for shot in shots)
     places = [tuple(shot.row // 2 for shot in shots) for _, shots in pairs]
     assert places[:10] == places[10:]
-    assert question_of is None or len(set(places)) == 5  # the common ones, and one for each shot
+    assert fewshot == 'reference' or len(set(places)) == 5  # the common ones, and one for each shot
+
+
+def redrawn(questions: str, shots: str | None = None, *, num_shots: int = 3, seed: int = 1234) -> list[tuple[int, ...]]:
+    """Return the shots of each question; a letter is a question, and in `shots` its answer."""
+    drawn = fewshot_indices(len(questions), num_shots, seed=seed)
+    return list(redrawn_indices(drawn, questions, (shots or questions).__getitem__, seed=seed))
+
+
+def test_only_shots_that_ask_the_same_question_are_drawn_again():
+    """Rows 0 and 9 are equal: of the recorded draws, only (1, 9, 7) is that of an item with a row of its question."""
+    found = redrawn('abcdefghiakl')
+    changed = [row for row in range(12) if found[row] != RECORDED[row]]
+    assert changed == [0] and found[0][::2] == RECORDED[0][::2]
+
+
+@given(questions=st.text('abcde', min_size=1, max_size=20), num_shots=st.integers(0, 8), seed=st.integers(0, 50))
+def test_no_shot_has_the_question_of_its_item(questions: str, num_shots: int, seed: int):
+    """There are as many shots as were drawn if there are so many rows with other questions."""
+    as_drawn = list(fewshot_indices(len(questions), num_shots, seed=seed))
+    found = redrawn(questions, num_shots=num_shots, seed=seed)
+    for item, (before, shots) in enumerate(zip(as_drawn, found, strict=True)):
+        num_others = sum(question != questions[item] for question in questions)
+        assert len(set(shots)) == len(shots) == min(len(before), num_others)
+        assert all(questions[shot] != questions[item] for shot in shots)
+        assert shots == before or any(questions[shot] == questions[item] for shot in before)
+
+
+@pytest.mark.parametrize(
+    ('questions', 'shots', 'expected'),
+    [
+        ('aa', 'xx', [(), ()]),  # there is nothing but the answer
+        ('aa', 'xy', [(1,), (0,)]),  # an instruction that all rows share
+        ('aab', 'xxy', [(2,), (2,), None]),
+        ('aab', 'xzy', [(2,), (2,), None]),
+    ],
+)
+def test_without_enough_other_questions_shots_with_another_answer_stay(questions, shots, expected):
+    found = redrawn(questions, shots, num_shots=1)
+    assert [one for one, wanted in zip(found, expected, strict=True) if wanted is not None] == [
+        one for one in expected if one is not None
+    ]
+
+
+DUPLICATES = {
+    'language_modeling': [Passage(f'{i % 6}+1=', f'{i % 6 + 1}') for i in range(12)],
+    'multiple_choice': [Choices(f'{i % 6}?', ('yes', 'no')[:: (-1) ** (i > 5)], i > 5) for i in range(12)],  # turned
+    'schema': [Schema((f'the cup {i % 6}', f'the bag {i % 6}'), 'was full.', 1) for i in range(12)],
+    'generation_task_with_answers': [Problem(f'Q{i % 6} ' + ' ' * (i > 5) + '?', ('4',), None) for i in range(12)],
+    'code_evaluation': [
+        CodeProblem(f'def f{i % 6}():\n', 'f', '    pass\n', 'assert 1', (), 'python') for i in range(12)
+    ],
+}
+
+
+@pytest.mark.parametrize('kind', DUPLICATES)
+def test_an_item_is_shown_no_duplicate_of_itself_whatever_the_type(kind: str):
+    made, examples = task(kind, 5), examples_of(DUPLICATES[kind])
+    own = {
+        semantics: sum(
+            any(shot.row % 6 == example.row % 6 for shot in shots)
+            for example, shots in replace(made, semantics=semantics).examples_with_shots(examples, examples)
+        )
+        for semantics in ('reference', 'corrected')
+    }
+    assert own == {'reference': len(made.own_questions(examples, examples)), 'corrected': 0}
+    assert own['reference'] > 0
