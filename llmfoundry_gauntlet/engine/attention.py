@@ -11,6 +11,7 @@ terms shared by all keys of a query, so a bias by head and key position is equiv
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,10 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 NAME = 'gauntlet_attention'  # the attn_implementation in a model's configuration while the engine runs it
+SELECTION = '_attn_implementation'  # the key of transformers' configurations that names the attention to use
 UNLIMITED = 1 << 30  # tokens of a stream
 
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its temporary value
@@ -120,7 +122,7 @@ def replacement(model: Any) -> Replacement:
     modules = list(model.modules())
     if any(getattr(module, '_supports_attention_backend', False) for module in modules):
         configs = {id(part): part for part in (model.config, model.config.get_text_config())}.values()
-        return Replacement(changes=[(part, '_attn_implementation', NAME) for part in configs], by_name=True)
+        return Replacement(changes=[(part, SELECTION, NAME) for part in configs], by_name=True)
     changes: list[Change] = [(functional, 'scaled_dot_product_attention', attend_for_torch)]
     key_bias, counts_masked = None, False
     for module in modules:
@@ -135,6 +137,8 @@ def replacement(model: Any) -> Replacement:
             changes.append((module, name, partial(function, module)))
         elif (sdpa := other_class(module, 'sdpa')) is not None:
             changes.append((module, '__class__', sdpa))
+        elif selects_at_each_call(module):
+            changes.append((module.config, SELECTION, 'sdpa'))
         if '_use_sdpa' in vars(module):
             changes.append((module, '_use_sdpa', True))
         if hasattr(module, '_update_causal_mask'):
@@ -163,6 +167,30 @@ def other_class(module: torch.nn.Module, implementation: str) -> type[torch.nn.M
             found: type[torch.nn.Module] = table[implementation]
             return found if found is not type(module) else None
     return None
+
+
+def selects_at_each_call(module: torch.nn.Module) -> bool:
+    """Return whether a layer reads the attention implementation from its configuration at every call.
+
+    Falcon and GPT-BigCode do since transformers 4.54. Whole models read it too, but only to build masks.
+    """
+    if isinstance(module, PreTrainedModel) or implementation_of(vars(module).get('config')) is None:
+        return False
+    methods = [
+        inspect.unwrap(value)
+        for base in type(module).__mro__
+        for name, value in vars(base).items()
+        if inspect.isfunction(value) and name != '__init__'
+    ]
+    return any(SELECTION in method.__code__.co_names for method in methods)
+
+
+def implementation_of(config: Any) -> str | None:
+    """Return the attention implementation that a configuration names, `None` if it names none."""
+    try:
+        return getattr(config, SELECTION, None)
+    except KeyError:  # raised by llm-foundry 0.22's configuration of rotary embeddings for unknown keys
+        return None
 
 
 def attend_by_name(

@@ -76,6 +76,7 @@ class CausalLanguageModel:
         self.dtype: torch.dtype | None = None
         self.num_forwards = 0
         self.eager: list[Change] = []  # switch the model to eager attention, if the probe found that necessary
+        self.has_fixed_attention = False  # other than eager, and the probe cannot switch it; logged
         self.in_step = is_sharded(self.model)  # ranks must make the same forwards, as each gathers sharded weights
         self.most_tokens: int | None = None  # per batch, once the device ran out of memory with more
         self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None

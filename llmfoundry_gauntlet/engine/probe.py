@@ -23,7 +23,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llmfoundry_gauntlet.engine.attention import Change, Unsupported, changed, other_class, to_device
+from llmfoundry_gauntlet.engine.attention import (
+    SELECTION,
+    Change,
+    Unsupported,
+    changed,
+    implementation_of,
+    other_class,
+    selects_at_each_call,
+    to_device,
+)
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
 from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import Slot, TextGenerator
@@ -162,10 +171,14 @@ def check_attention(language_model: CausalLanguageModel, *, vocabulary: int, lon
     """
     model = language_model.model
     changes = eager_changes(model)
-    if language_model.eager or not changes:
+    if language_model.eager:
         return
     config = model.config.get_text_config()
-    own = config._attn_implementation
+    own = implementation_of(config)
+    if not changes:
+        if own not in (None, EAGER):
+            warn_of_fixed_attention(language_model, own)
+        return
     if own == 'sdpa' and getattr(config, 'attn_logit_softcapping', None):
         use_eager_attention(language_model, 'sdpa leaves out attn_logit_softcapping')
         return
@@ -191,12 +204,23 @@ def use_eager_attention(language_model: CausalLanguageModel, reason: str) -> Non
         log.warning('attention: %s; evaluation follows eager attention', reason)
 
 
+def warn_of_fixed_attention(language_model: CausalLanguageModel, implementation: str) -> None:
+    """Log once that the model cannot be switched to eager attention, so that nothing was compared."""
+    if not language_model.has_fixed_attention:
+        language_model.has_fixed_attention = True
+        log.warning(
+            'attention: the model was loaded with %s and cannot be switched to the eager attention that defines the '
+            "scores, so they were not compared; load it with attn_implementation='eager' to get its scores",
+            implementation,
+        )
+
+
 def eager_changes(model: torch.nn.Module) -> list[Change]:
     """Return the changes that switch a model to eager attention; empty if it uses it already or cannot be switched.
 
-    transformers 4.51 to 4.53 select the implementation in three ways: by the configuration at every call, by flags that
-    attention modules copy from the configuration when constructed, and by the class of these modules. All three change
-    together, as a family's masks are built for one implementation.
+    transformers selects the implementation in three ways: by the configuration at every call, by flags that attention
+    modules copy from the configuration when constructed, and by the class of these modules. All three change together,
+    as a family's masks are built for one implementation.
     """
     configs: dict[int, Any] = {}
     by_class: list[Change] = []
@@ -208,21 +232,15 @@ def eager_changes(model: torch.nn.Module) -> list[Change]:
         if (eager := other_class(module, EAGER)) is not None:
             by_class.append((module, '__class__', eager))
         flags += [(module, name, False) for name in FLAGS if vars(module).get(name) is True]
-        if vars(module).get('_attn_implementation', EAGER) != EAGER:
-            flags.append((module, '_attn_implementation', EAGER))
-    by_config = [
-        (config, '_attn_implementation', EAGER) for config in configs.values() if config._attn_implementation != EAGER
-    ]
-    can_switch = bool(by_class or flags) or getattr(model, '_supports_attention_backend', False)
+        if vars(module).get(SELECTION, EAGER) != EAGER:
+            flags.append((module, SELECTION, EAGER))
+    by_config = [(config, SELECTION, EAGER) for config in configs.values() if config._attn_implementation != EAGER]
+    can_switch = (
+        bool(by_class or flags)
+        or getattr(model, '_supports_attention_backend', False)
+        or any(map(selects_at_each_call, model.modules()))
+    )
     return [*by_config, *flags, *by_class] if by_config and can_switch else []
-
-
-def implementation_of(config: Any) -> str | None:
-    """Return the attention implementation that a configuration names, `None` if it names none."""
-    try:
-        return getattr(config, '_attn_implementation', None)
-    except KeyError:  # raised by llm-foundry 0.22's configuration of rotary embeddings for unknown keys
-        return None
 
 
 def tolerance_of(language_model: CausalLanguageModel, requests: Sequence[ScoreRequest], longest: int) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from networks import CPU, LAYOUT_OF, PREFIX_BUDGET
+from transformers.models.falcon.modeling_falcon import FalconAttention
 
 from llmfoundry_gauntlet.engine import model as running
 from llmfoundry_gauntlet.engine import probe as probing
@@ -105,6 +106,76 @@ def test_a_cap_counts_before_it_has_an_effect(trained: bool):
     """With weights so small that no score comes near the cap. Mutation: compare only."""
     model = networks.network('gemma2', attn_implementation='sdpa', initializer_range=0.3 if trained else 0.003)
     assert probed(model)[1].eager
+
+
+class ReadsInForward(FalconAttention):
+    """Falcon's attention as in transformers 4.54 and newer: one class, sdpa or eager by the configuration at a call."""
+
+    def forward(self, *arguments, **more):
+        self._use_sdpa = self.config._attn_implementation == 'sdpa'
+        output = super().forward(*arguments, **more)
+        del self._use_sdpa
+        return output
+
+
+class ReadsInMethod(FalconAttention):
+    """The same, read below the forward."""
+
+    def is_sdpa(self) -> bool:
+        return self.config._attn_implementation == 'sdpa'
+
+    def forward(self, *arguments, **more):
+        self._use_sdpa = self.is_sdpa()
+        output = super().forward(*arguments, **more)
+        del self._use_sdpa
+        return output
+
+
+class IsFixed(FalconAttention):
+    """Attention of code that transformers does not know, sdpa once and for all."""
+
+    def forward(self, *arguments, **more):
+        self._use_sdpa = True
+        output = super().forward(*arguments, **more)
+        del self._use_sdpa
+        return output
+
+
+def falcon_with(attention: type[FalconAttention], loaded: str):
+    """Return Falcon with ALiBi whose layers have this attention class, and no flag of transformers 4.53."""
+    model = networks.network('falcon, alibi', attn_implementation=loaded)
+    for module in model.modules():
+        vars(module).pop('_use_sdpa', None)
+        if isinstance(module, FalconAttention):
+            module.__class__ = attention
+    return model
+
+
+@pytest.mark.parametrize('loaded', ['sdpa', 'eager'])
+@pytest.mark.parametrize('attention', [ReadsInForward, ReadsInMethod])
+def test_layers_that_select_their_attention_at_each_call_are_switched(
+    attention: type[FalconAttention], loaded: str, caplog
+):
+    """Loaded as sdpa they were scored 0.6 nats off. Mutation: switch by class and flag alone."""
+    found, language_model = probed(falcon_with(attention, loaded))
+    assert found.layout == STREAM, found.reason
+    assert bool(language_model.eager) == (loaded == 'sdpa')
+    assert len(caplog.messages) == (loaded == 'sdpa')
+    requests = networks.mixed_requests()
+    for layout in LAYOUTS:
+        outputs = networks.run(language_model, plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=layout))
+        networks.check_against_bare_forwards(eager('falcon, alibi'), requests, outputs)
+
+
+@pytest.mark.parametrize(('loaded', 'is_told'), [('sdpa', True), ('eager', False)])
+def test_attention_that_cannot_be_switched_is_told_once(loaded: str, is_told: bool, caplog):
+    """It is run as loaded. Mutation: return without a word, or at every probe."""
+    _, language_model = probed(falcon_with(IsFixed, loaded))
+    probe(language_model, vocabulary=networks.VOCABULARY, longest=LONGEST)
+    assert not language_model.eager
+    assert [all(word in line for word in ('sdpa', "attn_implementation='eager'")) for line in caplog.messages] == (
+        [True] if is_told else []
+    )
 
 
 def test_long_rows_are_shortened_for_eager_attention(monkeypatch):
