@@ -187,7 +187,10 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
         given.pop('eval_interval', None)  # now the callback's
     else:
         notes.no_effect({'eval_first': f'callbacks.{CALLBACK}.interval takes its place'}, keys)
-    callbacks[CALLBACK] = joined(settings, own, f'callbacks.{CALLBACK}.', notes)
+    if settings.get('interval') == [] and own.get('interval') is None:  # llm-foundry's "never"
+        callbacks.pop(CALLBACK, None)
+    else:
+        callbacks[CALLBACK] = joined(settings, own, f'callbacks.{CALLBACK}.', notes)
     return notes.mapped({**given, 'callbacks': callbacks})
 
 
@@ -239,6 +242,8 @@ def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> 
         notes.lines.append(f'max_seq_len: {length}, from the training file')
     if values.get('interval') is None and train_config.get('eval_interval') is not None:
         values['interval'] = interval_of(train_config, notes)
+        if not values['interval']:
+            notes.add('interval', 'is missing, and eval_interval of the training file is 0 (never); give one')
     return notes.mapped(values)
 
 
@@ -281,7 +286,8 @@ def interval_of(values: Mapping[str, Any], notes: Notes) -> list[str]:
     default = '' if is_given else ', its default'
     times = [f'{every}ep' if isinstance(every, int) else str(every), 'last'] if every not in (0, '0') else []
     interval = ['first', *times] if first else times
-    notes.lines.append(f'eval_interval: {every}{default}{first * ", with eval_first"} -> interval: {short(interval)}')
+    ours = f'interval: {short(interval)}' if interval else 'nothing is evaluated'
+    notes.lines.append(f'eval_interval: {every}{default}{first * ", with eval_first"} -> {ours}')
     return interval
 
 

@@ -15,8 +15,12 @@ INTERVAL_WORDS = ('first', 'checkpoint', 'last')
 BUDGET = re.compile(r'(\d+(?:\.\d+)?)(s|m|h)')
 PRECISION = re.compile(r'(\d+(?:\.\d+)?) *%(?: of (\S.*))?')
 SECONDS = {'s': 1, 'm': 60, 'h': 3600}
-COMPOSER_TIME = re.compile(r'\d*\.?\d+(ba|ep|sp|tok|dur|iter|sec)')
-INTERVALS = f'{", ".join(INTERVAL_WORDS)} and Composer times (500ba, 1ep, 0.1dur)'
+COUNTED_TIME = re.compile(r'(\d+)(ba|ep|sp|tok|sec)')
+SHARE_OF_TRAINING = re.compile(r'(\d*\.?\d+)dur')
+INTERVALS = (
+    f'{", ".join(INTERVAL_WORDS)} and Composer times (500ba, 1ep, 0.1dur): whole numbers of ba, ep, sp, tok or sec '
+    'from 1, and shares of the training (dur) above 0 and at most 1'
+)
 AUTO = 'auto'
 ERROR, SKIP = 'error', 'skip'
 LOGGED = ACCURACY, ERRORS, COMPOSITES, SCORE, METRICS = 'accuracy', 'errors', 'composites', 'score', 'metrics'
@@ -91,6 +95,8 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         if self.tasks is None and self.score is None:
             raise ValueError('nothing to evaluate: give tasks, score or both')
+        if not self.interval:
+            raise ValueError(f'interval: is empty; allowed: one or more of {INTERVALS}')
         for entry in self.interval:
             if not is_interval(entry):
                 raise ValueError(f'interval: is {entry!r}; allowed: {INTERVALS}')
@@ -182,8 +188,16 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
 
 
 def is_interval(entry: str) -> bool:
-    """Return whether an entry is one of our interval names or a Composer time."""
-    return entry in INTERVAL_WORDS or COMPOSER_TIME.fullmatch(entry) is not None
+    """Return whether an entry is one of our interval names, or a Composer time at which Composer runs an evaluator.
+
+    Those of `iter` are not: Composer asks its evaluators at the end of batches and epochs only.
+    """
+    if entry in INTERVAL_WORDS:
+        return True
+    if counted := COUNTED_TIME.fullmatch(entry):
+        return int(counted[1]) > 0
+    share = SHARE_OF_TRAINING.fullmatch(entry)
+    return share is not None and 0 < float(share[1]) <= 1
 
 
 def plain(value: Any) -> Any:

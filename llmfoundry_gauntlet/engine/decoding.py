@@ -14,7 +14,7 @@ from torch import distributed
 
 from llmfoundry_gauntlet.engine.attention import to_device
 from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
-from llmfoundry_gauntlet.engine.logits import output_layer, picking, rounding_of
+from llmfoundry_gauntlet.engine.logits import logits_of, output_layer, picking, rounding_of
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, TreeLayout
@@ -162,7 +162,7 @@ class DecodingModel:
             arguments['position_ids'] = self._ids(positions)
         model = self.language_model.model
         with picking(output_layer(model), pick) as made:
-            logits: torch.Tensor = model(**arguments, use_cache=cache is not None, past_key_values=cache).logits
+            logits = logits_of(model(**arguments, use_cache=cache is not None, past_key_values=cache))
         self.rounding = rounding_of(made[0] if made else logits)
         return (logits if made else pick(logits)).float()
 

@@ -68,6 +68,12 @@ class LogitReader:
         return logprobs.astype(np.float64), is_argmax > 0, num_top.astype(np.int64)
 
 
+def logits_of(outputs: Any) -> torch.Tensor:
+    """Return the logits in a model's outputs; they come first in a tuple (`return_dict: false`, `torchscript`)."""
+    logits: torch.Tensor = outputs[0] if isinstance(outputs, tuple) else outputs.logits
+    return logits
+
+
 def reduce_logits(logits: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return each target's log-probability, argmax flag and number of tied top entries, float32 [3, tokens].
 

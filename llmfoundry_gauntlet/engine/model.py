@@ -20,6 +20,7 @@ from llmfoundry_gauntlet.engine.continuous import CACHED_PER_TOKEN, LEAST_BATCHE
 from llmfoundry_gauntlet.engine.logits import (
     LogitReader,
     Tail,
+    logits_of,
     output_layer,
     picking,
     reading,
@@ -180,7 +181,7 @@ class CausalLanguageModel:
         """
         ids = to_device(lay_out_rows(requests).tokens.astype(np.int64), self.device)
         with picking(output_layer(self.model), lambda states: states, copies=True) as raw:
-            final = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+            final = logits_of(self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False))
         self.tail = tail_of(self.model.config, raw[0], final) if len(raw) == 1 else None
         logits = raw[0] if raw else final
         self.dtype = logits.dtype
@@ -240,7 +241,7 @@ class CausalLanguageModel:
         reader = LogitReader(reads, targets, self.device)
         layer = None if self.tail is None else output_layer(self.model)
         with nullcontext() if layer is None or self.tail is None else reading(layer, reader, self.tail):
-            logits = self.model(**arguments).logits
+            logits = logits_of(self.model(**arguments))
         self.num_forwards += 1
         if layer is None:
             reader.take_all(logits.reshape(-1, logits.shape[-1]))

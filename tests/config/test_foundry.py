@@ -81,14 +81,24 @@ def test_defaults_are_those_of_llm_foundry():
 
 
 @pytest.mark.parametrize(
-    ('interval', 'expected'), [(2, ['2ep', 'last']), ('7ba', ['7ba', 'last']), ('0.5dur', ['0.5dur', 'last']), (0, [])]
+    ('interval', 'expected'), [(2, ['2ep', 'last']), ('7ba', ['7ba', 'last']), ('0.5dur', ['0.5dur', 'last'])]
 )
 def test_intervals_of_llm_foundry_become_ours(interval: Any, expected: list[str]):
     mapped = training({'icl_tasks': TASKS, 'eval_interval': interval})
     assert mapped.values['callbacks']['eval_gauntlet']['interval'] == expected
 
 
-@pytest.mark.parametrize('interval', [True, False, 1.5, -1, '', [], ['1ep'], {}, {'every': 1}, 'sometimes'])
+@pytest.mark.parametrize(('first', 'expected'), [(False, None), (True, ['first'])])
+def test_an_interval_of_0_evaluates_nothing_but_the_first(first: bool, expected: list[str] | None):
+    mapped = training({'icl_tasks': TASKS, 'eval_interval': 0, 'eval_first': first, 'callbacks': {'speed_monitor': {}}})
+    callbacks = mapped.values['callbacks']
+    assert callbacks.pop('eval_gauntlet', {}).get('interval') == expected
+    assert callbacks == {'speed_monitor': {}}
+
+
+@pytest.mark.parametrize(
+    'interval', [True, False, 1.5, -1, '', [], ['1ep'], {}, {'every': 1}, 'sometimes', '0ba', '1.5ep', '1iter', '2dur']
+)
 def test_an_invalid_interval_is_an_error_that_names_eval_interval(interval: Any):
     (problem,) = problems_of(training, {'icl_tasks': TASKS, 'eval_interval': interval})
     assert problem.startswith('train.yaml: eval_interval: is ') and 'allowed: ' in problem
@@ -164,6 +174,12 @@ def test_the_plugin_takes_length_and_interval_from_the_training_file():
     own = {'tasks': TASKS, 'max_seq_len': 64, 'interval': ['last']}
     assert map_plugin(own, file) == Mapped(values=own)
     assert map_plugin({}, {'max_seq_len': 2048, 'icl_seq_len': 512}).values == {'max_seq_len': 512}
+
+
+def test_the_plugin_needs_an_interval_if_llm_foundry_never_evaluates():
+    (problem,) = problems_of(map_plugin, {'tasks': TASKS}, {'eval_interval': 0})
+    assert problem.startswith('callbacks.eval_gauntlet_fast: interval: ') and 'eval_interval' in problem
+    assert map_plugin({'tasks': TASKS, 'interval': 'last'}, {'eval_interval': 0}).values['interval'] == 'last'
 
 
 @pytest.mark.parametrize('key', ['icl_tasks', 'icl_tasks_str'])  # the latter where it is a path

@@ -52,6 +52,25 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
         ('interval', 500, "interval: is '500'; allowed: first, checkpoint, last and Composer times (500ba"),
         ('interval', {'every': '1ep'}, 'interval: is a mapping; allowed: a list'),
         ('interval', ['1ep', 3], 'interval[1]: is 3; allowed: text'),
+        ('interval', [], 'interval: is empty; allowed: one or more of first, checkpoint, last and Composer times'),
+        *(
+            ('interval', ['last', text], f'interval: is {text!r}; allowed: first, checkpoint, last and Composer times')
+            for text in (
+                '0ba',
+                '1.5ba',
+                '5.ba',
+                '-1ba',
+                '1ba ',
+                '1iter',
+                '0dur',
+                '.0dur',
+                '2dur',
+                '1.01dur',
+                '1EP',
+                '1h',
+                '1',
+            )
+        ),
     ],
 )
 def test_an_invalid_setting_is_an_error_with_its_place_and_what_is_allowed(key: str, value: Any, problem: str):

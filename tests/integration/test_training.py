@@ -146,6 +146,20 @@ def test_evaluators_of_single_tasks_have_the_metrics_of_the_callback(tmp_path, t
             assert math.isnan(found) if value is None else found == pytest.approx(value, rel=1e-5)
 
 
+@pytest.mark.parametrize('tuples', [{'return_dict': False}, {'torchscript': True}])
+def test_models_that_return_tuples_have_the_scores_of_those_that_do_not(tmp_path, tiny_settings, tuples):
+    tasks = [*read_yaml(tiny_settings['tasks'])['icl_tasks'], *tiny.write_riddles(tmp_path, num_rows=8)]
+    items = []
+    for changes in ({}, tuples):
+        gauntlet = EvalGauntlet(tasks=tasks, data_root=tiny_settings['data_root'], interval='2ba', save_folder=None)
+        network = tiny.model()
+        network.config.update(changes)
+        assert isinstance(network(torch.tensor([[1, 2]])), tuple) == bool(changes)
+        tiny.train([gauntlet], max_duration='2ba', whole=HuggingFaceModel(network, tokenizer=tiny.tokenizer()))
+        items.append(gauntlet.evaluation.results)
+    assert items[0] == items[1]
+
+
 def failing_at_2() -> Callback:
     return tiny.AtEvaluation(2, lambda: 1 / 0, step=1)
 
