@@ -59,7 +59,8 @@ class Prompt:
 
     `contexts` has one entry for all continuations, or one per continuation. Without continuations the model generates.
     With `chat_template` (True, or 'auto': if the tokenizer has one; None: as the settings say) preamble and context are
-    a user message; `lead` is the start of the assistant's answer, before the scored continuations.
+    a user message; `lead` is the start of the assistant's answer, before the scored continuations. With `as_reference`
+    continuations have a space before them only where llm-foundry's have.
     """
 
     contexts: tuple[str, ...]
@@ -68,6 +69,7 @@ class Prompt:
     num_shots: int = 0
     chat_template: bool | str | None = None
     lead: str = ''
+    as_reference: bool = False
 
     @property
     def own_texts(self) -> tuple[str, ...]:

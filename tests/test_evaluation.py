@@ -40,7 +40,7 @@ def test_tokens_per_batch_below_the_longest_request_is_raised_with_a_warning(pre
     assert planned.tokens_per_batch == max(batch.num_tokens for batch in planned.batches) > 40
     (record,) = caplog.records
     assert 'tokens_per_batch is 5' in record.message and str(planned.tokens_per_batch) in record.message
-    assert prepared.longest == len('^one and one and one and one and one and?ye')  # the last is never an input
+    assert prepared.longest == len('^one and one and one and one and one and? ye')  # the last is never an input
 
 
 def test_requests_with_a_hidden_token_run_in_padded_rows(prepared, character_tokenizer):
@@ -108,16 +108,16 @@ def test_items_among_their_own_shots_are_one_warning_with_their_number(write_jso
 @pytest.mark.parametrize(
     ('max_seq_len', 'truncation', 'kept', 'logged'),
     [
-        (34, 'drop_shots', 4, None),
-        (31, 'drop_shots', 3, '1 of 2 tasks: prompts shortened to fit 31 tokens; 4-shot is 3.0 on average'),
-        (31, 'reference', 25 / 7, '1 of 2 tasks: prompts shortened to fit 31 tokens; 4-shot is 3.6 on average'),
-        (9, 'drop_shots', 0, '2 of 2 tasks: prompts shortened to fit 9 tokens; 4-shot is 0.0 on average'),
+        (35, 'drop_shots', 4, None),
+        (32, 'drop_shots', 3, '1 of 2 tasks: prompts shortened to fit 32 tokens; 4-shot is 3.0 on average'),
+        (32, 'reference', 25 / 7, '1 of 2 tasks: prompts shortened to fit 32 tokens; 4-shot is 3.6 on average'),
+        (10, 'drop_shots', 0, '2 of 2 tasks: prompts shortened to fit 10 tokens; 4-shot is 0.0 on average'),
     ],
 )
 def test_truncated_prompts_are_one_line_with_the_shots_that_are_left(
     write_jsonl, tmp_path, character_tokenizer, caplog, max_seq_len, truncation, kept, logged
 ):
-    """A prompt is bos, shots of 6 tokens ('0? yes'), the question of 2, each after a line feed, and 'yes' of 3."""
+    """A prompt is bos, shots of 6 tokens ('0? yes'), the question of 2, each after a line feed, and ' yes' of 4."""
     write_jsonl('rows.jsonl', rows_of(*(f'{i}?' for i in range(5))))
     write_jsonl('long.jsonl', rows_of('a long one?'))
     tasks = (task_of(num_fewshot=[4]), task_of('long', 'long.jsonl'))

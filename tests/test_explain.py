@@ -152,7 +152,12 @@ def test_lost_spaces_and_a_second_bos_give_warnings(gauntlet, tmp_path: Path):
     for model, more, warning in (
         (WITH_BOS, (), 'none'),
         (WITH_BOS, second_bos, 'double bos: the prompt begins with two <s>'),
-        (WITHOUT_SPACES, (), "choice 0: lost leading space: the model reads 'the cook put in too much salt.'"),
+        (WITHOUT_SPACES, (), 'none'),
+        (
+            WITHOUT_SPACES,
+            ('--semantics', 'reference'),
+            "choice 0: lost leading space: the model reads 'the cook put in too much salt.'",
+        ),
     ):
         _, out, _ = gauntlet('explain', 'copa', '--row', 3, '--data-root', DATA, '--model', model, *more)
         assert out.partition('Warnings\n')[2].lstrip().startswith(warning)

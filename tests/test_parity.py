@@ -80,6 +80,7 @@ def test_the_probe_finds_the_compared_layouts(model: str):
 
 
 OWN_SHOTS = ('with_all_texts/3-shot',)  # cases with duplicate rows, which are shots of each other in the reference
+LOST_SPACE = ('alibi_pad_eos',)  # whose tokenizer splits spaces off, so that the reference drops those before choices
 
 
 @pytest.mark.parametrize(('model', 'index', 'layout'), CASES)
@@ -88,7 +89,8 @@ def test_items_and_metrics_agree_with_the_reference(
 ):
     """Token ids and predictions are equal, mean losses within 1e-4, metrics within 1e-6; ties differ on purpose."""
     case = recorded(model)['cases'][index]
-    settings = {'semantics': 'reference'} if case['name'] in OWN_SHOTS else {'truncation': 'reference'}
+    differs = case['name'] in OWN_SHOTS or model in LOST_SPACE
+    settings = {'semantics': 'reference'} if differs else {'truncation': 'reference'}
     planned = plan_case(model, case, real_data, tmp_path, layout, **settings)
     check_prompts(planned, case)
     outputs = {output.key: output for batch in planned.batches for output in language_model(model).run(batch)}
@@ -163,12 +165,15 @@ def test_token_ids_and_limits_equal_the_reference(model: str, case: dict[str, An
 
 @pytest.mark.parametrize('model', PROMPTS)
 def test_corrected_prompts_equal_the_reference_unless_truncated(model: str, real_data: Path, tmp_path: Path):
-    """With one token per character all 12 exceed 1024; without shots to drop they lose as much, but keep bos."""
+    """With one token per character all 12 exceed 1024; without shots to drop they lose as much, but keep bos.
+
+    Where the reference drops the space before the continuation, there is a token more.
+    """
     case = next(case for case in PROMPTS[model] if case['name'] == 'conlang_truncated/0-shot')
     requests = requests_of(plan_case(model, case, real_data, tmp_path), case)
     is_long = model == 'unigram_characters'
     for item in case['items']:
         request, ids = requests[item['row']]
-        assert (request.truncated, len(ids)) == (is_long, item['num_tokens'])
-        assert (digest(ids.tobytes()) == item['ids']) == (not is_long)
+        assert (request.truncated, len(ids)) == (is_long, item['num_tokens'] + (model in LOST_SPACE))
+        assert (digest(ids.tobytes()) == item['ids']) == (not is_long and model not in LOST_SPACE)
         assert not is_long or ids[0] == 1  # <s>

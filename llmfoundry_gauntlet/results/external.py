@@ -58,7 +58,7 @@ def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Itera
         max_new_tokens = token_limits(task, data.examples[key], encoder)
         for item, prompt in untokenized_items(task, data.examples[key], data.asked(key)):
             label, _, shots = key.rpartition('/')
-            choices = [spaced(text) if encoder is None else encoder.continuation_text(text) for text in item.choices]
+            choices = [spaced(text) for text in item.choices] if encoder is None else encoder.after(prompt)
             fields: dict[str, Any] = {
                 'task': label,
                 'num_shots': int(shots.removesuffix('-shot')),
@@ -87,7 +87,7 @@ def token_limits(task: Task, examples: Sequence[Example], encoder: Encoder | Non
     def longest(members: Sequence[Example]) -> int:
         right = {text for example in members for text in task.responses(example.content)}
         if encoder is not None:
-            return encoder.longest(right)
+            return encoder.longest(right, as_reference=task.reference)
         return math.ceil(max(map(len, right)) / CHARACTERS_PER_TOKEN)
 
     if not task.generates:

@@ -147,7 +147,13 @@ class Task(TaskSpec):
             preamble += self.shot(shot.content, not preamble)
         prompt = self.ask(example.content, not preamble)
         in_chat = self.apply_chat_template if prompt.chat_template is None else prompt.chat_template
-        return replace(prompt, preamble=preamble, num_shots=len(shots), chat_template=in_chat)
+        return replace(
+            prompt,
+            preamble=preamble,
+            num_shots=len(shots),
+            chat_template=in_chat,
+            as_reference=self.reference,
+        )
 
     def prompt_alone(self, example: Example) -> Prompt | None:
         """Return the prompt that scores the choices without the question; None if no metric needs it."""

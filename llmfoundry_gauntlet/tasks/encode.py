@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -23,11 +23,12 @@ from llmfoundry_gauntlet.errors import ModelError, tokenizer_errors
 from llmfoundry_gauntlet.types import Ids, Prompt
 
 # Increment it if texts or token ids of prompts change, so that cached requests are recomputed.
-PROMPTS_VERSION = 3
+PROMPTS_VERSION = 4
 
 Parts = tuple[Ids, ...]
 MAX_SHOWN = 200  # characters of a text in an error
 NO_IDS = np.zeros(0, np.int32)
+WORDS = ('a', 'A', 'the', '0', '1')  # tried in turn, as a vocabulary may lack the first
 
 # Encoded for the digest, with and without special tokens, to detect the effect of any setting.
 PROBES = (
@@ -115,19 +116,35 @@ class Encoder:
             text: ids[:-1] if len(ids) > 1 and ids[-1] == self.eos_token_id else ids for text, ids in encoded.items()
         }
 
-    def longest(self, texts: Iterable[str]) -> int:
-        """Return the number of tokens of the longest text, special tokens included."""
-        return max((len(ids) for ids in self.encode(texts, special=True).values()), default=0)
+    def longest(self, texts: Collection[str], *, as_reference: bool) -> int:
+        """Return the number of tokens of the longest text, special tokens included.
 
-    def continuation_text(self, text: str) -> str:
-        """Return a continuation with the leading space that byte-pair tokenizers expect."""
-        return spaced(text) if self.prefix_space else text
+        There is room for the space that a generation begins with, unless `as_reference`.
+        """
+        encoded = list(self.encode(texts, special=True).values())
+        if self.needs_space and not as_reference:
+            encoded += self.encode(map(spaced, texts), special=False).values()
+        return max(map(len, encoded), default=0)
 
     @cached_property
     def adds_space(self) -> bool:
         """Return whether separately tokenized texts are joined with a space, as in SentencePiece."""
-        (ids,) = self.encode(['a'], special=False).values()
-        return bool(self.tokenizer.decode([*ids, *ids]) == 'a a')
+        for word in WORDS:
+            ids = self.encode([word], special=False)[word].tolist()
+            with tokenizer_errors():
+                once, twice = (str(self.tokenizer.decode(whole)).strip() for whole in (ids, ids + ids))
+                if once == word:
+                    return twice == f'{word} {word}'
+        return False
+
+    @cached_property
+    def needs_space(self) -> bool:
+        """Return whether words are joined without a space unless they begin with one, of which llm-foundry drops it.
+
+        It gives a leading space only to tokenizers that have ' a' as one token. Those that have a token per byte or
+        character, or split spaces off, need it as much.
+        """
+        return not self.prefix_space and not self.adds_space
 
     def word_after(self, text: str) -> str:
         """Return a word that follows another, with a leading space unless the tokenizer adds one."""
@@ -164,19 +181,34 @@ class Encoder:
         except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ModelError(f"the tokenizer's chat template cannot be applied: {error}") from error
 
-    def _continuing(self, prompt: Prompt) -> Callable[[str], str]:
-        """Return a function from a continuation to its text after a prompt; an answer begins without a space."""
+    def continuations(self, prompt: Prompt) -> tuple[str, ...]:
+        """Return the continuations as they follow the prompt: after a space, unless they begin an answer in chat."""
         if prompt.lead:
-            return self.word_after
-        return str.lstrip if self.in_chat(prompt) else self.continuation_text
+            return tuple(map(self.word_after, prompt.continuations))
+        if self.in_chat(prompt):
+            return tuple(text.lstrip() for text in prompt.continuations)
+        return self.after(prompt)
+
+    def after(self, prompt: Prompt) -> tuple[str, ...]:
+        """Return the continuations as they follow the prompt's text without a chat template."""
+        texts = prompt.continuations
+        contexts = prompt.contexts * len(texts) if len(prompt.contexts) == 1 else prompt.contexts
+        return tuple(
+            self._after(context, text, as_reference=prompt.as_reference)
+            for text, context in zip(texts, contexts, strict=True)
+        )
+
+    def _after(self, context: str, text: str, *, as_reference: bool) -> str:
+        if self.prefix_space:
+            return spaced(text)
+        has_space = context[-1:].isspace() or text[:1].isspace()
+        return text if as_reference or has_space or not self.needs_space else spaced(text)
 
     def prompts(self, prompts: Sequence[Prompt], known: dict[str, Ids] | None = None) -> list[EncodedPrompt]:
         """Return all prompts in token ids, in order. `known` caches ids of contexts and continuations across calls."""
         known = {} if known is None else known
         preambles = self.preambles(prompt.preamble for prompt in prompts)
-        texts = [
-            (self.contexts(prompt), tuple(map(self._continuing(prompt), prompt.continuations))) for prompt in prompts
-        ]
+        texts = [(self.contexts(prompt), self.continuations(prompt)) for prompt in prompts]
         needed = (text for parts in texts for part in parts for text in part)
         known.update(self.encode((text for text in needed if text not in known), special=False))
         return [

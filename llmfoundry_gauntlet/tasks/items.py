@@ -83,10 +83,10 @@ class Preparation:
             max_new_tokens = max(1, min(default, self.max_seq_len // 2))
             return TokenLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - max_new_tokens)
         right = {text for example in examples for text in task.responses(example.content)}
-        max_new_tokens = num_new_tokens(task, lambda: self.encoder.longest(right))
+        max_new_tokens = num_new_tokens(task, lambda: self.encoder.longest(right, as_reference=task.reference))
         reserved, source = max_new_tokens, 'about as many as the longest right one'
         if is_given and task.truncation == 'reference' and default is None:
-            reserved = self.encoder.longest(right) + task.extra_tokens
+            reserved = self.encoder.longest(right, as_reference=task.reference) + task.extra_tokens
         elif is_given:
             source = 'generation_kwargs.max_new_tokens'
         if reserved >= self.max_seq_len:
@@ -165,7 +165,7 @@ class Preparation:
                 stops=self.stops,
                 sampling=task.sampling(key.variant),
                 verbatim=task.is_verbatim,
-                restores_space=task.is_in_llm_foundry,
+                restores_space=task.is_in_llm_foundry and (task.reference or not self.encoder.needs_space),
                 truncated=encoded.truncated,
                 unscorable=encoded.unscorable,
             )

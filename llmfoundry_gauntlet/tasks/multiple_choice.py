@@ -82,7 +82,7 @@ class MultipleChoiceTask(ChoicesTask):
         if self.pmi_context is None:
             return None
         prompt = Prompt(contexts=(self.pmi_context,), continuations=example.content.choices)
-        return replace(prompt, chat_template=self.apply_chat_template)
+        return replace(prompt, chat_template=self.apply_chat_template, as_reference=self.reference)
 
     def score_text(self, text: str, content: Choices) -> Score:
         """Score the choice that a generation begins with."""

@@ -89,7 +89,7 @@ def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_pa
     ]  # fmt: skip
     assert lines[0]['num_characters'] == lines[0]['num_bytes'] == [3, 2]
     assert [line['gold'] for line in lines] == [0, 1, 0, 1, 0]
-    assert lines[0]['num_tokens'] == [3, 2]
+    assert lines[0]['num_tokens'] == [4, 3]  # with the space
     for line, result in zip(lines, evaluation.results['mc/0-shot'], strict=True):
         means = [total / n for total, n in zip(line['logprobs'], line['num_tokens'], strict=True)]
         assert line['predicted'] == means.index(max(means)) == result.predicted

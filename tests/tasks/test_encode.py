@@ -1,18 +1,26 @@
 """Token ids of prompts, and what identifies a tokenizer."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import transformers
 from character_tokenizer import CharacterTokenizer
 from paths import FIXTURES
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
+from llmfoundry_gauntlet.engine.decoding import GenerationDecoder
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.types import Prompt
+from llmfoundry_gauntlet.tasks.generation import Problem
+from llmfoundry_gauntlet.tasks.items import Preparation
+from llmfoundry_gauntlet.tasks.language_modeling import Passage
+from llmfoundry_gauntlet.tasks.multiple_choice import Choices
+from llmfoundry_gauntlet.tasks.schema import Schema
+from llmfoundry_gauntlet.types import Example, Prompt
 
 FOLDER = FIXTURES / 'models' / 'rotary_bos'
 
@@ -30,16 +38,14 @@ def ids_of(encoder: Encoder, *texts: str, special: bool = False) -> list[list[in
     return [found[text].tolist() for text in texts]
 
 
-@pytest.mark.parametrize('prefix_space', [False, True])
-def test_parts_are_tokenized_separately_and_only_the_first_gets_special_tokens(character_tokenizer, prefix_space: bool):
-    """Continuations get a space if the tokenizer merges it."""
-    encoder = Encoder(character_tokenizer)
-    assert not encoder.prefix_space  # ' a' is two tokens
-    encoder.prefix_space = prefix_space
-    (parts,) = encoder.prompts([Prompt(preamble='shots', contexts=('query',), continuations=('x', ' yz'))])
+@pytest.mark.parametrize('as_reference', [False, True])
+def test_parts_are_tokenized_separately_and_only_the_first_gets_special_tokens(character_tokenizer, as_reference: bool):
+    """Continuations get a space; in llm-foundry only if the tokenizer merges it."""
+    prompt = Prompt(preamble='shots', contexts=('query',), continuations=('x', ' yz'), as_reference=as_reference)
+    (parts,) = Encoder(character_tokenizer).prompts([prompt])
     assert text_of(parts.preamble) == '^shots'
     assert [text_of(ids) for ids in parts.contexts] == ['query']
-    assert [text_of(ids) for ids in parts.continuations] == [' x' if prefix_space else 'x', ' yz']
+    assert [text_of(ids) for ids in parts.continuations] == ['x' if as_reference else ' x', ' yz']
     assert {ids.dtype for ids in (parts.preamble, *parts.contexts, *parts.continuations)} == {np.dtype(np.int32)}
 
 
@@ -81,6 +87,165 @@ def test_a_word_has_one_space_before_it_with_any_tokenizer():
     assert ids_of(encoder, 'A', ' A')[0] == [2]
     characters = Encoder(CharacterTokenizer())
     assert not characters.adds_space and characters.word_after(' A') == characters.word_after('A') == ' A'
+
+
+# The space between a context and a continuation.
+
+
+def words_of(*texts: str) -> dict[str, int]:
+    return {text: number for number, text in enumerate(('<unk>', '<s>', '</s>', *texts))}
+
+
+LETTERS = 'TheIRomParistlyfcupdbgw?Q:A.024+='
+
+
+def built(model, pre_tokenizer=None, decoder=None, normalizer=None):
+    tokenizer = Tokenizer(model)
+    for name, part in (('pre_tokenizer', pre_tokenizer), ('decoder', decoder), ('normalizer', normalizer)):
+        if part is not None:
+            setattr(tokenizer, name, part)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token='<unk>',
+        bos_token='<s>',
+        eos_token='</s>',
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def split_spaces(merged: bool = False):
+    """Return byte-level BPE without tokens that begin with a space, or with ' a' and ' R'."""
+    marked = ('Ġa', 'ĠR') if merged else ()
+    vocabulary = words_of(*sorted({'Ġ', 'Ċ', *LETTERS}), 'om', *marked)
+    merges = [('o', 'm'), *((word[0], word[1]) for word in marked)]
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return built(models.BPE(vocabulary, merges, unk_token='<unk>'), level, decoders.ByteLevel())
+
+
+def spaces_as_tokens():
+    """Return words and single spaces as tokens, joined as they are."""
+    vocabulary = words_of(' ', '\n', *sorted(set(LETTERS)))
+    return built(models.BPE(vocabulary, [], unk_token='<unk>'), pre_tokenizers.Split(' ', 'isolated'), decoders.Fuse())
+
+
+def metaspace(prepend_scheme: str):
+    """Return pieces like those of SentencePiece, whose spaces are a mark, prepended as `prepend_scheme` says."""
+    vocabulary = words_of('▁', '\n', *sorted(set(LETTERS)), '▁R')
+    parts = {'prepend_scheme': prepend_scheme, 'split': False}
+    model = models.BPE(vocabulary, [('▁', 'R')], unk_token='<unk>')
+    return built(model, pre_tokenizers.Metaspace(**parts), decoders.Metaspace(**parts))
+
+
+def legacy_llama():
+    """Return the same with the mark prepended to every text, as Llama's tokenizer does."""
+    vocabulary = words_of('▁', '\n', *sorted(set(LETTERS)), '▁a')
+    steps = [decoders.Replace('▁', ' '), decoders.Fuse(), decoders.Strip(' ', 1, 0)]
+    marks = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
+    model = models.BPE(vocabulary, [('▁', 'a')], unk_token='<unk>')
+    return built(model, None, decoders.Sequence(steps), marks)
+
+
+TOKENIZERS = {
+    # a tokenizer, and whether llm-foundry loses the space
+    'bytes': (ByT5Tokenizer(), True),
+    'characters': (CharacterTokenizer(), True),
+    'split-space BPE': (split_spaces(), True),
+    'spaces as tokens': (spaces_as_tokens(), True),
+    'mark only where there is a space': (metaspace('never'), True),
+    'like GPT-2': (split_spaces(merged=True), False),
+    'mark before the first word': (metaspace('first'), False),
+    'mark before every text': (metaspace('always'), False),
+    'like Llama': (legacy_llama(), False),
+    'of a recorded model': (fast(), False),
+}
+every_tokenizer = pytest.mark.parametrize(('tokenizer', 'is_lost'), TOKENIZERS.values(), ids=list(TOKENIZERS))
+
+
+def read(tokenizer, parts, choice: int = 0) -> str:
+    """Return the text that the model reads for a choice, without special tokens."""
+    special = getattr(tokenizer, 'all_special_ids', [1])
+    contexts = parts.contexts * len(parts.continuations) if len(parts.contexts) == 1 else parts.contexts
+    whole = [*parts.preamble.tolist(), *contexts[choice].tolist(), *parts.continuations[choice].tolist()]
+    return tokenizer.decode([token for token in whole if token not in special])
+
+
+def text_after_shot(encoder, kind: str, semantics: str, **keys) -> list[str]:
+    """Return what the model reads for each choice of the first row, after the second row as a shot."""
+    contents = {
+        'multiple_choice': [Choices('Q: I', ('Rom', 'Paris'), 0), Choices('Q: A', ('Rom', 'Paris'), 1)],
+        'language_modeling': [Passage('The cup is', 'Rom'), Passage('The bag is', 'Paris')],
+        'schema': [Schema(('The cup', 'The bag'), 'is Rom', 0), Schema(('A cup', 'A bag'), 'is Paris', 1)],
+    }[kind]
+    entry = {'label': 't', 'dataset_uri': 'x', 'num_fewshot': [1], 'icl_task_type': kind, **keys}
+    made = replace(load_suite([entry]).tasks[0], semantics=semantics)
+    asked, shot = (Example(row=row, content=content) for row, content in enumerate(contents))
+    (parts,) = encoder.prompts([made.prompt(asked, [shot])])
+    return [read(encoder.tokenizer, parts, choice) for choice in range(len(parts.continuations))]
+
+
+@every_tokenizer
+@pytest.mark.parametrize(
+    ('kind', 'keys', 'expected'),
+    [
+        ('multiple_choice', {}, ['Q: A Paris\nQ: I Rom', 'Q: A Paris\nQ: I Paris']),
+        ('multiple_choice', {'continuation_delimiter': '\nA: '}, ['Q: A\nA: Paris\nQ: I\nA: Rom']),
+        ('language_modeling', {}, ['The bag is Paris\nThe cup is Rom']),
+        ('schema', {}, ['A bag is Paris\nThe cup is Rom', 'A bag is Paris\nThe bag is Rom']),
+    ],
+)
+def test_a_choice_follows_its_context_as_it_does_in_shots(tokenizer, is_lost, kind, keys, expected):
+    """llm-foundry loses the space with tokenizers that split it off."""
+    encoder = Encoder(tokenizer)
+    marks = (' \n', '\n')  # SentencePiece begins every text with a space, also that after the shots
+    found = text_after_shot(encoder, kind, 'corrected', **keys)
+    assert [text.replace(*marks) for text in found[: len(expected)]] == expected
+    reference = text_after_shot(encoder, kind, 'reference', **keys)
+    assert (reference == found) == (not is_lost)
+    if is_lost:
+        assert [text.replace(' ', '') for text in reference] == [text.replace(' ', '') for text in found]
+        assert all(len(text) == len(other) - 1 for text, other in zip(reference, found, strict=True))
+
+
+@every_tokenizer
+def test_token_ids_of_tokenizers_that_keep_the_space_are_llm_foundrys(tokenizer, is_lost):
+    prompts = [
+        Prompt(contexts=('Q: I',), continuations=('Rom', ' Paris'), as_reference=as_reference)
+        for as_reference in (False, True)
+    ]
+    found, reference = Encoder(tokenizer).prompts(prompts)
+    same = [
+        one.tolist() == other.tolist() for one, other in zip(found.continuations, reference.continuations, strict=True)
+    ]
+    assert same == [not is_lost, True]
+
+
+@every_tokenizer
+def test_white_space_that_is_there_is_not_doubled(tokenizer, is_lost):
+    """In rows that are not stripped. With other tokenizers it is llm-foundry's text, which has two spaces."""
+    prompt = Prompt(contexts=('Q: ', 'Q:\n', 'Q:'), continuations=('Rom', 'Rom', '\nRom'))
+    (parts,) = Encoder(tokenizer).prompts([prompt])
+    if is_lost:
+        assert [read(tokenizer, parts, choice) for choice in range(3)] == ['Q: Rom', 'Q:\nRom', 'Q:\nRom']
+
+
+@every_tokenizer
+@pytest.mark.parametrize('semantics', ['corrected', 'reference'])
+def test_a_generation_has_room_for_its_space_and_gets_none_that_it_has(tokenizer, is_lost, semantics):
+    entry = {'label': 't', 'dataset_uri': 'x', 'num_fewshot': [0], 'icl_task_type': 'generation_task_with_answers'}
+    made = replace(load_suite([entry]).tasks[0], semantics=semantics)
+    examples = [Example(row=0, content=Problem('Q: I', ('Rom',), None))]
+    (item,) = Preparation(task=made, examples=examples, encoder=Encoder(tokenizer), max_seq_len=50).items()
+    request = item.request
+    before, whole = tokenizer(['Q: I', 'Q: I Rom'], add_special_tokens=False)['input_ids']
+    generated = whole[len(before) :]
+
+    text = GenerationDecoder(tokenizer).text(generated, restores_space=request.restores_space)
+
+    if not is_lost:
+        assert text == ' Rom'
+    else:
+        assert text == {'corrected': ' Rom', 'reference': '  Rom'}[semantics]
+        assert (request.max_new_tokens >= len(generated)) or semantics == 'reference'
 
 
 # Fingerprints and names.

@@ -267,7 +267,7 @@ def test_semantics_have_token_ids_and_stop_rules_of_their_own(tmp_path):
     assert len(list(tmp_path.glob('*.tokens'))) == 2
 
 
-ITEMS = {3: 'aa377c4fb5695b16e839c3a6ccf2ec214820e443ddadab01a438dd51b946850c'}
+ITEMS = {4: '3dd956d7d76d4807656c67b942abb7bb22256b39820a53cf732f748c8baf16db'}
 
 
 def test_prompts_do_not_change_without_a_new_version():

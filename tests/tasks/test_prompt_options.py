@@ -141,7 +141,7 @@ def test_the_choice_that_gains_most_is_the_prediction(colours, character_tokeniz
     assert {(key.task, key.row) for key in alone} == {('with/2-shot', row) for row in range(9)}
     for item in alone.values():
         assert {bytes(context.tolist()) for context in item.request.contexts} == {b'\x01Answer:'}
-        assert [bytes(ids.tolist()) for ids in item.request.continuations] == [b'red', b'pale green', b'ash']
+        assert [bytes(ids.tolist()) for ids in item.request.continuations] == [b' red', b' pale green', b' ash']
     rights = []
     for result in results:
         gains = [one - other for one, other in zip(result.logprobs, result.logprobs_alone, strict=True)]

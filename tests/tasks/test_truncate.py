@@ -95,14 +95,14 @@ def fit(tokenizer, *sources: Shortenable) -> list[EncodedPrompt]:
     prompts=st.lists(st.tuples(st.lists(st.integers(0, 90), max_size=7), st.integers(2, 300)), min_size=1, max_size=5)
 )
 def test_every_prompt_of_a_batch_keeps_as_many_of_its_last_shots_as_fit(prompts: list[tuple[list[int], int]]):
-    """A token a character: bos, the instruction, the last shots, 'q' and 'a' are counted by hand.
+    """A token a character: bos, the instruction, the last shots, 'q' and ' a' are counted by hand.
 
     Each prompt has a limit of its own, as those of a task's categories have. The shots consist of different letters.
     """
     texts = [[letter * length for letter, length in zip('abcdefg', shots, strict=False)] for shots, _ in prompts]
     sources = [source(shots, most, instruction=INSTRUCTION) for shots, (_, most) in zip(texts, prompts, strict=True)]
     for (shots, most), letters, fitted in zip(prompts, texts, fit(CharacterTokenizer(), *sources), strict=True):
-        totals = [3 + len(INSTRUCTION) + sum(shots[len(shots) - kept :]) for kept in range(len(shots) + 1)]
+        totals = [4 + len(INSTRUCTION) + sum(shots[len(shots) - kept :]) for kept in range(len(shots) + 1)]
         fitting = [kept for kept, total in enumerate(totals) if total <= most]
         assert totals[fitted.prompt.num_shots] == totals[max(fitting, default=0)]
         item = truncated_item(fitted, num_shots=len(shots), max_tokens=most, reference=False)
