@@ -118,6 +118,22 @@ class StopRule:
     as_pattern: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ReasoningMarkers:
+    """The texts around a model's reasoning, such as <think> and </think>. `start` is '' if only its end is marked."""
+
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasoning:
+    """The reasoning that may precede the answer in a generation. `is_open`: the prompt ends inside it."""
+
+    markers: tuple[ReasoningMarkers, ...]
+    is_open: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """The sampling of tokens: greedy at temperature 0, else by probability.
@@ -137,7 +153,8 @@ class GenerateRequest:
     """A request for a generation of at most `max_new_tokens` tokens after `context`, an int32 array of token ids.
 
     `verbatim` keeps spaces that the tokenizer would clean up. `restores_space` restores a leading space that the
-    tokenizer drops. `unscorable` is the reason if nothing can be generated, else None.
+    tokenizer drops. Without `reasoning` all of a generation is its answer. `unscorable` is the reason if nothing can be
+    generated, else None.
     """
 
     key: ItemKey
@@ -145,6 +162,7 @@ class GenerateRequest:
     max_new_tokens: int
     stops: StopRule = StopRule()
     sampling: Sampling = Sampling()
+    reasoning: Reasoning | None = None
     verbatim: bool = False
     restores_space: bool = True
     truncated: bool = False

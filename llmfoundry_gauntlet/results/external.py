@@ -23,10 +23,18 @@ from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
 from llmfoundry_gauntlet.results.samples import numbers
 from llmfoundry_gauntlet.scoring.code.execution import workers
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
+from llmfoundry_gauntlet.scoring.reasoning import read_generation
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.base import by_category, draw_seed
 from llmfoundry_gauntlet.tasks.encode import Encoder, spaced
-from llmfoundry_gauntlet.tasks.items import ALONE, item_result, num_new_tokens, result_of, untokenized_items
+from llmfoundry_gauntlet.tasks.items import (
+    ALONE,
+    item_result,
+    num_new_tokens,
+    result_of,
+    untokenized_items,
+    without_answer,
+)
 from llmfoundry_gauntlet.types import (
     Example,
     GenerateRequest,
@@ -37,6 +45,7 @@ from llmfoundry_gauntlet.types import (
     Prompt,
     Score,
     ScoreOutput,
+    StopRule,
 )
 
 CHARACTERS_PER_TOKEN = 2  # of correct generations, without a tokenizer; a low estimate, so that none is truncated
@@ -263,10 +272,11 @@ def score_answer(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None
         return item_result(item, written, task, sandbox=sandbox)
     logprobs = numbers(answer.logprobs)
     if logprobs is None:
-        score = task.score_text(written.text, item.example.content)
+        reading = read_generation(written.text, StopRule(), task.reasoning())
+        score = task.score_text(reading.answer or '', item.example.content)
         if score is None:
             raise AnswerError('has no logprobs; a text cannot be scored here')
-        return result_of(item, written, score)
+        return result_of(item, written, score if reading.answer is not None else without_answer(score, written))
     result = item_result(item, score_output(item, answer, logprobs), task)
     return replace(result, logprobs=logprobs, num_tokens=answer.num_tokens)
 

@@ -15,7 +15,8 @@ from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
 from llmfoundry_gauntlet.data.readers import locate
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import Metric
-from llmfoundry_gauntlet.types import Example, Generation, ItemKey, Prompt, Sampling, Score, StopRule
+from llmfoundry_gauntlet.scoring.reasoning import KNOWN_MARKERS, is_opened_by
+from llmfoundry_gauntlet.types import Example, Generation, ItemKey, Prompt, Reasoning, Sampling, Score, StopRule
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
@@ -105,6 +106,17 @@ class Task(TaskSpec):
     def extra_tokens(self) -> int:
         """Return the number of tokens allowed beyond the longest correct generation."""
         return 0
+
+    @property
+    def uses_reference_answers(self) -> bool:
+        """Return whether answers are extracted as the original software does, which knows no reasoning by default."""
+        return self.reference
+
+    def reasoning(self, prompt: str = '') -> Reasoning | None:
+        """Return the reasoning that generations may have after a prompt, given by its end; None if all is answer."""
+        if self.uses_reference_answers:
+            return None
+        return Reasoning(markers=KNOWN_MARKERS, is_open=is_opened_by(prompt, KNOWN_MARKERS))
 
     # For types that generate programs.
 

@@ -27,6 +27,7 @@ PROMPTS_VERSION = 4
 
 Parts = tuple[Ids, ...]
 MAX_SHOWN = 200  # characters of a text in an error
+ENDING_CHARACTERS = 100  # of a prompt, more than any mark of reasoning
 NO_IDS = np.zeros(0, np.int32)
 WORDS = ('a', 'A', 'the', '0', '1')  # tried in turn, as a vocabulary may lack the first
 
@@ -44,12 +45,16 @@ PROBES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPrompt:
-    """A prompt and its parts in token ids. `contexts` exclude the preamble: one for all continuations, or one each."""
+    """A prompt and its parts in token ids. `contexts` exclude the preamble: one for all continuations, or one each.
+
+    `ending` are the last characters of the context that is continued by a generation, '' for others.
+    """
 
     prompt: Prompt
     preamble: Ids
     contexts: Parts
     continuations: Parts
+    ending: str = ''
 
     @property
     def length(self) -> int:
@@ -217,6 +222,7 @@ class Encoder:
                 preamble=NO_IDS if self.in_chat(prompt) else preambles[prompt.preamble],
                 contexts=tuple(known[text] for text in contexts),
                 continuations=tuple(known[text] for text in continuations),
+                ending='' if continuations else contexts[-1][-ENDING_CHARACTERS:],
             )
             for prompt, (contexts, continuations) in zip(prompts, texts, strict=True)
         ]

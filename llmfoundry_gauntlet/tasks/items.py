@@ -11,8 +11,8 @@ import numpy as np
 
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
-from llmfoundry_gauntlet.scoring.text import cut_at_stops
-from llmfoundry_gauntlet.tasks.base import Task, by_category
+from llmfoundry_gauntlet.scoring.reasoning import UNFINISHED_REASONING, read_generation
+from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, Task, by_category
 from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder
 from llmfoundry_gauntlet.tasks.truncate import EncodedItem, Shortenable, fit_shots, truncated_item
 from llmfoundry_gauntlet.types import (
@@ -164,6 +164,7 @@ class Preparation:
                 max_new_tokens=encoded.max_new_tokens,
                 stops=self.stops,
                 sampling=task.sampling(key.variant),
+                reasoning=task.reasoning(encoded.ending),
                 verbatim=task.is_verbatim,
                 restores_space=task.is_in_llm_foundry and (task.reference or not self.encoder.needs_space),
                 truncated=encoded.truncated,
@@ -215,7 +216,14 @@ def untokenized_items(
             request: Request = ScoreRequest(key=key, contexts=(), continuations=())
             if task.generates:
                 sampling = task.sampling(key.variant)
-                request = GenerateRequest(key=key, context=NO_IDS, max_new_tokens=0, stops=stops, sampling=sampling)
+                request = GenerateRequest(
+                    key=key,
+                    context=NO_IDS,
+                    max_new_tokens=0,
+                    stops=stops,
+                    sampling=sampling,
+                    reasoning=task.reasoning(sent.text),
+                )
             item = Item(
                 example=example,
                 prompt_sha256=sent.sha256,
@@ -232,16 +240,31 @@ def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandb
     Programs run in the `sandbox`, which tasks with programs require.
     """
     request, content = item.request, item.example.content
-    if isinstance(output, Generation) and isinstance(request, GenerateRequest):
-        output = replace(output, text=cut_at_stops(output.text, request.stops))
     if output is None:
-        score = Score.unscored(request.unscorable or NO_OUTPUT)
-    elif task.runs_programs:
-        assert sandbox is not None and isinstance(output, Generation)
-        score = task.score_program(output, content, sandbox)
+        return result_of(item, None, Score.unscored(request.unscorable or NO_OUTPUT))
+    if not isinstance(output, Generation):
+        return result_of(item, output, task.score(output, content))
+    assert isinstance(request, GenerateRequest)
+    reading = read_generation(output.text, request.stops, request.reasoning)
+    answer = replace(output, text=reading.answer or '')
+    if task.runs_programs:
+        assert sandbox is not None
+        score = task.score_program(answer, content, sandbox)
     else:
-        score = task.score(output, content)
-    return result_of(item, output, score)
+        score = task.score(answer, content)
+    if reading.answer is None:
+        score = without_answer(score, output)
+    return result_of(item, replace(output, text=reading.text), score)
+
+
+def without_answer(score: Score, output: Generation) -> Score:
+    """Return the score of a generation whose reasoning does not end: 0, with that reason, and no answer."""
+    if score.value is None:
+        return score
+    reasons = [UNFINISHED_REASONING]
+    if output.is_truncated:
+        reasons.append(TRUNCATED_REASON)
+    return replace(score, value=0.0, predicted=None, answer=None, reason='; '.join(reasons))
 
 
 def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:

@@ -167,6 +167,11 @@ class ScoreTask(Task):
         """Return the values of all YAML keys, defaults included."""
         return {**asdict(self.spec), 'source': None if self.source is None else self.source.keys}
 
+    @property
+    def uses_reference_answers(self) -> bool:
+        """Return whether the paper's code extracts answers."""
+        return self.spec.answer_extraction == REFERENCE
+
     def metrics(self) -> tuple[Metric, ...]:
         """Return no metrics: accuracy and consistency are those of `robustness`."""
         return ()

@@ -21,7 +21,8 @@ class EncodedItem:
     """The token ids of an item, truncated to the model's length; equal contexts are the same array.
 
     `num_shots` is the number of shots left after truncation; a partly truncated shot counts as a fraction. `unscorable`
-    is the reason if the item cannot be scored. `max_new_tokens` is 0 unless the model generates.
+    is the reason if the item cannot be scored. `max_new_tokens` is 0 unless the model generates, `ending` are then the
+    prompt's last characters.
     """
 
     contexts: Parts
@@ -31,6 +32,7 @@ class EncodedItem:
     truncated: bool = False
     unscorable: str | None = None
     max_new_tokens: int = 0
+    ending: str = ''
 
 
 def truncated_item(
@@ -63,6 +65,7 @@ def truncated_item(
         truncated=prompt.num_shots < num_shots or num_dropped > 0,
         unscorable=unscorable(encoded.continuations, kept, max_tokens),
         max_new_tokens=max_new_tokens,
+        ending=encoded.ending,
     )
 
 

@@ -1,0 +1,105 @@
+"""Tell the answer of a generation from the reasoning before it.
+
+A model that reasons writes `<think>...</think>`, or the like, before its answer; its chat template may write the
+beginning. Every scorer gets the answer alone. Marks inside quotes, as in a program that handles them, do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from llmfoundry_gauntlet.scoring.text import cut_at_stops
+from llmfoundry_gauntlet.types import Reasoning, ReasoningMarkers, StopRule
+
+UNFINISHED_REASONING = 'its reasoning does not end'
+
+TAGS = ('think', 'thinking', 'thought', 'reasoning', 'seed:think', 'longcat_think')
+KNOWN_MARKERS = (
+    *(ReasoningMarkers(f'<{tag}>', f'</{tag}>') for tag in TAGS),
+    ReasoningMarkers('[THINK]', '[/THINK]'),  # Magistral
+    ReasoningMarkers('<|begin_of_thought|>', '<|end_of_thought|>'),  # OpenThinker, Sky-T1
+    ReasoningMarkers('<|START_THINKING|>', '<|END_THINKING|>'),  # Command A
+    ReasoningMarkers('\u25c1think\u25b7', '\u25c1/think\u25b7'),  # Kimi
+    ReasoningMarkers('<|channel|>analysis', '<|channel|>final<|message|>'),  # gpt-oss
+    ReasoningMarkers('', 'assistantfinal'),  # gpt-oss after a server has dropped its special tokens
+)
+CHANNEL_MESSAGE = '<|message|>'  # may follow the start of a channel at the end of a prompt
+QUOTES = '"\'`'
+BLANK_LINES = re.compile(r'(?:[^\S\n]*\n)*')
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A generation as read: its text up to its stop, and the answer in it, None if its reasoning does not end."""
+
+    text: str
+    answer: str | None
+
+
+def read_generation(text: str, stops: StopRule, reasoning: Reasoning | None) -> Reading:
+    """Return a generation up to its stop, with its answer; without `reasoning` all of it is the answer."""
+    if reasoning is None:
+        answer = cut_at_stops(text, stops)
+        return Reading(answer, answer)
+    place = answer_place(text, reasoning)
+    if place is None:
+        return Reading(text, None)
+    begin, end = place
+    answer = cut_at_stops(text[begin:end], stops)
+    return Reading(text[:begin] + answer, answer)
+
+
+def answer_place(text: str, reasoning: Reasoning) -> tuple[int, int] | None:
+    """Return where the answer of a generation begins and ends; None if its reasoning does not end.
+
+    The answer follows the end of the last reasoning that is followed by any text, and ends where further reasoning
+    begins. Text before the first reasoning is no answer. An end without a beginning ends what comes before it.
+    """
+    answers: list[tuple[int, int]] = []
+    begin = None if reasoning.is_open else 0
+    is_after_reasoning = False
+    for start, end, is_end in marks_in(text, reasoning.markers):
+        if begin is not None and is_after_reasoning:
+            answers.append((begin, start))
+        begin = end if is_end else None
+        is_after_reasoning = is_after_reasoning or is_end
+    if begin is not None:
+        answers.append((begin, len(text)))
+    elif not any(text[start:end].strip() for start, end in answers):
+        return None
+    begin, end = next((place for place in reversed(answers) if text[slice(*place)].strip()), answers[-1])
+    if is_after_reasoning:
+        blank = BLANK_LINES.match(text, begin, end)
+        begin = blank.end() if blank else begin
+    return begin, end
+
+
+def marks_in(text: str, markers: tuple[ReasoningMarkers, ...]) -> Iterator[tuple[int, int, bool]]:
+    """Yield the place of each mark in a text, and whether it ends reasoning; those in quotes are left out."""
+    if not markers:
+        return
+    for mark in pattern_of(markers).finditer(text):
+        before, after = text[max(0, mark.start() - 1) : mark.start()], text[mark.end() : mark.end() + 1]
+        is_quoted = bool(before) and before in QUOTES and before == after and not text.startswith('```', mark.end())
+        if not is_quoted:
+            yield mark.start(), mark.end(), mark['end'] is not None
+
+
+@lru_cache(maxsize=64)
+def pattern_of(markers: tuple[ReasoningMarkers, ...]) -> re.Pattern[str]:
+    """Return the pattern of all starts and ends, the longest first; its group `end` is an end."""
+    starts = sorted({pair.start for pair in markers if pair.start}, key=len, reverse=True)
+    ends = sorted({pair.end for pair in markers}, key=len, reverse=True)
+    groups = [f'(?P<end>{"|".join(map(re.escape, ends))})']
+    if starts:
+        groups.append('|'.join(map(re.escape, starts)))
+    return re.compile('|'.join(groups), re.IGNORECASE)
+
+
+def is_opened_by(prompt: str, markers: tuple[ReasoningMarkers, ...]) -> bool:
+    """Return whether a prompt, or its last characters, ends inside reasoning, so that a generation starts there."""
+    end = prompt.rstrip().removesuffix(CHANNEL_MESSAGE).casefold()
+    return any(pair.start and end.endswith(pair.start.casefold()) for pair in markers)

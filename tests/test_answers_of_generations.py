@@ -1,0 +1,119 @@
+"""The answer in a generation, by every scorer: after the reasoning, if there is any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import sandbox
+from score_runs import write_score_files
+
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.results.external import Answer, score_answers
+from llmfoundry_gauntlet.scoring.reasoning import UNFINISHED_REASONING
+from llmfoundry_gauntlet.types import ItemResult
+
+LETTERS, MATH = 'score_mmlu_pro', 'score_math'
+QUESTION = {
+    'question_id': 1,
+    'question': 'Who?',
+    'options': ['she', 'he', 'it'],
+    'answer': 'B',
+    'answer_index': 1,
+    'category': 'law',
+    'src': 'own',
+}
+ROWS: dict[str, dict[str, Any]] = {
+    'generation_task_with_answers': {'context': 'Twice 2?', 'answer': '4'},
+    'multiple_choice': {'query': 'Colour?', 'choices': ['red', 'blue'], 'gold': 1},
+    'language_modeling': {'context': '2+2=', 'continuation': '4'},
+    'code_evaluation': {
+        'prompt': 'def twice(n):\n',
+        'entry_point': 'twice',
+        'canonical_solution': '    return 2 * n\n',
+        'test': 'def check(candidate):\n    assert candidate(2) == 4\n',
+        'language': 'python',
+    },
+}
+# A right and a wrong answer of each task.
+ANSWERS = {
+    'generation_task_with_answers': ('4', '5'),
+    'multiple_choice': ('blue', 'red'),
+    'language_modeling': ('4', '5'),
+    'code_evaluation': ('    return 2 * n\n', '    return n\n'),
+    LETTERS: ('The best answer is B.', 'The best answer is A.'),
+    MATH: ('It is $\\boxed{2}$.', 'It is $\\boxed{3}$.'),
+}
+every_task = pytest.mark.parametrize('task', ANSWERS)
+Score = Callable[..., ItemResult]
+
+
+@pytest.fixture
+def score(write_jsonl, tmp_path: Path) -> Score:
+    """Return a function that scores a text as the answer to the only item of a task."""
+    write_score_files(write_jsonl, 'score', QUESTION)
+    for kind, row in ROWS.items():
+        write_jsonl(f'{kind}.jsonl', [row])
+
+    def score_text(task: str, text: str, *, reference: bool = False, **settings: Any) -> ItemResult:
+        wanted: dict[str, Any] = {'data_root': str(tmp_path), **settings}
+        if task in (LETTERS, MATH):
+            variant: str | None = 'non_greedy:1'
+            extraction = 'reference' if reference else 'tolerant'
+            wanted['score'] = [
+                {'dataset': task.removeprefix('score_'), 'perturbations': 'non_greedy', 'seeds': [1]}
+                | {'answer_extraction': extraction}
+            ]
+        else:
+            variant = None
+            wanted['semantics'] = 'reference' if reference else 'corrected'
+            entry = {'label': task, 'dataset_uri': f'{task}.jsonl', 'num_fewshot': [0], 'icl_task_type': task}
+            wanted['tasks'] = [entry]
+        if task == 'code_evaluation':
+            sandbox()
+        answer = Answer(
+            task=task,
+            num_shots=0,
+            row=0,
+            variant=variant,
+            file='algebra' if task == MATH else None,
+            text=text,
+        )
+        ((result,),) = score_answers(load_data(decode_settings(wanted)), [('here', answer)]).results.values()
+        return result
+
+    return score_text
+
+
+@every_task
+def test_every_scorer_reads_what_follows_the_reasoning(score: Score, task: str):
+    """Mutation: a scorer that gets the whole generation."""
+    right, wrong = ANSWERS[task]
+    assert score(task, right).score == 1
+    assert score(task, wrong).score == 0
+    assert score(task, f'<think>\n{wrong}\n</think>\n\n{right}').score == 1
+    assert score(task, f'<think>\n{right}\n</think>\n\n{wrong}').score == 0
+    assert score(task, f'{wrong}\n</think>\n{right}').score == 1
+
+
+@every_task
+def test_reasoning_that_does_not_end_has_no_answer(score: Score, task: str):
+    right, _ = ANSWERS[task]
+    text = f'<think>\n{right}\nLet me see'
+    found = score(task, text)
+    assert (found.score, found.predicted, found.answer, found.text) == (0, None, None, text)
+    assert found.reason == UNFINISHED_REASONING
+    assert set(found.metrics.values()) <= {0.0}
+
+
+@pytest.mark.parametrize(
+    ('task', 'expected'), [('generation_task_with_answers', '<think>4'), (LETTERS, 'B'), (MATH, '2')]
+)
+def test_the_reference_knows_no_reasoning(score: Score, task: str, expected: str):
+    """As lm-eval, which drops reasoning only if a model is given its `think_end_token`."""
+    right, _ = ANSWERS[task]
+    found = score(task, f'<think>{right}', reference=True)
+    assert (found.answer, found.reason) == (expected, None)
