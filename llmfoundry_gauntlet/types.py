@@ -340,6 +340,7 @@ class Spread:
     `freedom` are the degrees of freedom of the standard error. `below` and `above` are the standard errors towards
     lower and higher values, which differ where a share without variation takes part; `bounds` are the lowest and the
     highest possible value. `num_items` is the number of independent items that a share is worth, None for others.
+    `standard_error` is estimated from the variation of items alone, as tests of differences need it.
     """
 
     strata: tuple[Stratum, ...]
@@ -349,6 +350,21 @@ class Spread:
     above: float
     bounds: tuple[float, float] = (-math.inf, math.inf)
     num_items: float | None = None
+
+    @property
+    def error_with_constant_parts(self) -> float:
+        """Return the standard error, in which a task without variation beside others counts with its Wilson interval.
+
+        Such a task, with 0 of 5 right, is not known exactly. If no task varies the error is 0, and only the interval
+        says more. The categories of a task are many small samples, whose variances are right on average: a task varies
+        if any of its categories does.
+        """
+        varies: dict[str, bool] = {}
+        for stratum in self.strata:
+            varies[stratum.task] = varies.get(stratum.task, False) or bool(stratum.deviations.any())
+        if all(varies.values()) or not any(varies.values()):
+            return self.standard_error
+        return max(self.standard_error, self.below, self.above)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,7 +382,7 @@ class Measure:
     @property
     def standard_error(self) -> float | None:
         """Return the standard error over the draw of items, None if unknown."""
-        return None if self.spread is None else self.spread.standard_error
+        return None if self.spread is None else self.spread.error_with_constant_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,7 @@ def difference(first: Measure, second: Measure, num_items: int) -> Difference:
         if measure.value is None:
             return Difference(first=first, second=second, difference=measure, num_items=num_items, p_value=None)
     found = weighted_sum([second, first], [1.0, -1.0])
+    found = replace(found, spread=spread_of_contrast(found.spread))
     of_file = None if found.spread is None else spread_of_file(found.spread)
     if of_file is not None:
         found = replace(found, spread=of_file)
@@ -74,6 +75,17 @@ def difference(first: Measure, second: Measure, num_items: int) -> Difference:
         p_value=p_value(found),
         is_of_file=of_file is not None,
     )
+
+
+def spread_of_contrast(spread: Spread | None) -> Spread | None:
+    """Return the spread of a difference or a slope: that of its items, if they vary.
+
+    Items that are all right in one run still differ from those of another, so nothing is added for a share without
+    variation.
+    """
+    if spread is None or spread.standard_error <= ROUNDING:
+        return spread
+    return replace(spread, below=spread.standard_error, above=spread.standard_error)
 
 
 def p_value(measure: Measure) -> float | None:
@@ -123,6 +135,7 @@ def trend(batches: Sequence[int], scores: Sequence[Measure]) -> Trend:
     center = mean(batches)
     whole = math.fsum((batch - center) ** 2 for batch in batches)
     slope = weighted_sum(scores, [(batch - center) / whole for batch in batches])
+    slope = replace(slope, spread=spread_of_contrast(slope.spread))
     values = [score.value for score in scores if score.value is not None]
     noise = step_noise(batches, values)
     if noise is not None and noise <= ROUNDING:

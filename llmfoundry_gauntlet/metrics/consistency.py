@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from llmfoundry_gauntlet.metrics.statistics import mean, mean_over_categories, mean_over_clusters
+from llmfoundry_gauntlet.metrics.statistics import SHARE, mean, mean_over_categories, mean_over_clusters
 from llmfoundry_gauntlet.types import Measure
 
 OPTION_ORDER = 'option_order:'
@@ -210,7 +210,7 @@ def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | 
         return Measure(value=None, reason=missing or NO_ITEMS)
     measures = {str(name): estimate(values, missing, stratum=str(name)) for name, values in categories.items()}
     clusters = {str(name): values[0][1] for name, values in categories.items()}
-    return mean_over_categories(measures, clusters, is_share=True)
+    return mean_over_categories(measures, clusters, bounds=SHARE)
 
 
 def cluster_of(result: VariantResult) -> int:
@@ -231,7 +231,7 @@ def estimate(values: Sequence[tuple[float, int]], missing: str | None, *, stratu
     import numpy as np
 
     numbers = np.array([number for _, number in values], np.uint64)
-    return mean_over_clusters([value for value, _ in values], numbers, stratum=stratum, is_share=True)
+    return mean_over_clusters([value for value, _ in values], numbers, stratum=stratum, bounds=SHARE)
 
 
 def split_accuracy(

@@ -10,6 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from llmfoundry_gauntlet.metrics.statistics import (
+    SHARE,
+    Bounds,
     cluster_number,
     cluster_numbers,
     mean,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from llmfoundry_gauntlet.types import ClusterNumbers, FileSizes, Ints
 
 MAX_REASONS = 3
+BEYOND = 1e-6  # a value may be this far outside its bounds, by the rounding of single precision
 RENAMED = {'CutShare': 'TruncatedShare'}  # metrics by their earlier names, which are still read
 NUM_BINS = 10
 
@@ -36,29 +39,47 @@ class Metric:
     """A metric of a task or a category: the mean of one value per item, with the standard error of that mean.
 
     `values` returns the values of one or more scored items, None for an item that does not count. It raises Absent if
-    they are unknown. With `is_share` values are between 0 and 1; without `has_error` they depend on each other, so that
-    no standard error is known.
+    they are unknown. `bounds` are the lowest and the highest value that an item can have, None where there is no limit:
+    intervals stay within them, and with both, as of a share, (0, 1), they are not empty where all items are alike.
+    Without `has_error` the values depend on each other, so that no standard error is known.
     """
 
     name: str
     values: Callable[[Sequence[ItemResult]], Iterable[float | None]]
-    is_share: bool = False
+    bounds: tuple[float | None, float | None] = (None, None)
     has_error: bool = True
+
+    def __post_init__(self) -> None:
+        lowest, highest = self.limits
+        if not lowest < highest:
+            raise ValueError(f'{self.name}: bounds: are {self.bounds}; allowed: a lower and a higher number, or None')
+
+    @property
+    def limits(self) -> Bounds:
+        """Return the bounds, infinite where there is no limit."""
+        lowest, highest = self.bounds
+        return -math.inf if lowest is None else lowest, math.inf if highest is None else highest
 
 
 def accuracy(name: str) -> Metric:
     """Return the metric of the mean score, under the name given by a task type."""
-    return Metric(name, scores_of, is_share=True)
+    return Metric(name, scores_of, bounds=SHARE)
 
 
-def item_metric(name: str) -> Metric:
+def item_metric(name: str, bounds: tuple[float | None, float | None] = (None, None)) -> Metric:
     """Return the metric of a value that the task type's scorer gives every item; absent if some items lack it."""
-    return Metric(name, partial(item_metric_values, name))
+    return Metric(name, partial(item_metric_values, name), bounds=bounds)
+
+
+def pass_at_1(name: str) -> Metric:
+    """Return the metric of the mean over problems of the share of their programs that pass."""
+    return Metric(name, problem_means, bounds=SHARE)
 
 
 def passes_at(ks: Sequence[int]) -> tuple[Metric, ...]:
     """Return pass@k for each k."""
-    return tuple(Metric(f'PassAt{k}', partial(pass_chances, k), is_share=True) for k in ks)
+    chances = {k: problem_means if k == 1 else partial(pass_chances, k) for k in ks}
+    return tuple(Metric(f'PassAt{k}', values, bounds=SHARE) for k, values in chances.items())
 
 
 def task_score(
@@ -126,7 +147,7 @@ def mean_over(
     clusters = {result.category: cluster_number(result) for result in reversed(results) if result.category is not None}
     task = results[0].key.task
     sizes = {name: found for name in measures if (found := sizes_of(file_sizes, name)) is not None}
-    return mean_over_categories(measures, clusters, stratum=task, is_share=metric.is_share, file_sizes=sizes or None)
+    return mean_over_categories(measures, clusters, stratum=task, bounds=metric.limits, file_sizes=sizes or None)
 
 
 def plain_score(
@@ -179,16 +200,24 @@ def measure(
     known = [value for value in values if value is not None]
     if not known:
         return Measure(value=None, reason='no item has a value')
+    lowest, highest = metric.limits
+    outside = [v for v in known if not (math.isfinite(v) and lowest - BEYOND <= v <= highest + BEYOND)]
+    if outside:
+        return Measure(
+            value=None, reason=f'{metric.name} of an item is {outside[0]:g}; allowed: from {lowest:g} to {highest:g}'
+        )
     if not metric.has_error:
         return Measure(value=mean(known))
     numbers = clusters[[value is not None for value in values]]
+    # An item without a value is left out of the file's part, unless it is a further program of a problem.
+    has_all = len(known) == len(values) or len(known) == len(places_by_problem(results))
     return mean_over_clusters(
         known,
         numbers,
         stratum=stratum,
         task=results[0].key.task,
-        is_share=metric.is_share,
-        file_sizes=file_sizes if len(known) == len(values) else None,
+        bounds=metric.limits,
+        file_sizes=file_sizes if has_all else None,
     )
 
 
@@ -200,18 +229,35 @@ def item_metric_values(name: str, results: Sequence[ItemResult]) -> list[float]:
     return values
 
 
+def problem_means(results: Sequence[ItemResult]) -> list[float | None]:
+    """Return the mean score of each problem's programs, at the position of the first one.
+
+    With one program a problem, or equally many, their mean is that of all programs.
+    """
+    means: list[float | None] = [None] * len(results)
+    for places in places_by_problem(results):
+        means[places[0]] = mean([score for place in places if (score := results[place].score) is not None])
+    return means
+
+
+def places_by_problem(results: Sequence[ItemResult]) -> list[list[int]]:
+    """Return the positions of each problem's programs."""
+    problems: dict[tuple[str | None, int, str | None], list[int]] = {}
+    for place, result in enumerate(results):
+        problems.setdefault((result.key.file, result.key.row, result.key.variant), []).append(place)
+    return list(problems.values())
+
+
 def pass_chances(k: int, results: Sequence[ItemResult]) -> list[float | None]:
     """Return the probability that at least one of k programs passes, at the position of each problem's first program.
 
     Unbiased, from n programs of which c pass: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
     """
-    problems: dict[tuple[str | None, int, str | None], list[int]] = {}
-    for place, result in enumerate(results):
-        problems.setdefault((result.key.file, result.key.row, result.key.variant), []).append(place)
-    if fewest := [places for places in problems.values() if len(places) < k]:
+    problems = places_by_problem(results)
+    if fewest := [places for places in problems if len(places) < k]:
         raise Absent(f'{len(fewest)} problems have fewer than {k} programs')
     chances: list[float | None] = [None] * len(results)
-    for places in problems.values():
+    for places in problems:
         n, c = len(places), sum(results[place].score == 1 for place in places)
         chances[places[0]] = 1 - math.comb(n - c, k) / math.comb(n, k)
     return chances
@@ -235,27 +281,27 @@ def scores_of(results: Iterable[ItemResult]) -> list[float]:
 
 def gold_bits_per_byte() -> Metric:
     """Return the metric of the gold continuation's bits per byte, a mean over items."""
-    return Metric('GoldBitsPerByte', bits_per_byte)
+    return Metric('GoldBitsPerByte', bits_per_byte, bounds=(0.0, None))
 
 
 def choice_metrics() -> tuple[Metric, ...]:
     """Return the metrics of tasks with several choices of which one is correct."""
     return (
         gold_bits_per_byte(),
-        Metric('GoldProbability', gold_probabilities, is_share=True),
-        Metric('CharacterNormalizedMatch', partial(matches, lambda result: result.num_characters), is_share=True),
-        Metric('ByteNormalizedMatch', partial(matches, lambda result: result.num_bytes), is_share=True),
-        Metric('TokenNormalizedMatch', partial(matches, lambda result: result.num_tokens), is_share=True),
+        Metric('GoldProbability', gold_probabilities, bounds=SHARE),
+        Metric('CharacterNormalizedMatch', partial(matches, lambda result: result.num_characters), bounds=SHARE),
+        Metric('ByteNormalizedMatch', partial(matches, lambda result: result.num_bytes), bounds=SHARE),
+        Metric('TokenNormalizedMatch', partial(matches, lambda result: result.num_tokens), bounds=SHARE),
         Metric('CalibrationError', calibration_gaps, has_error=False),
         Metric('CalibrationBias', calibration_bias, has_error=False),
-        Metric('BrierScore', brier_scores),
-        Metric('MajorityClass', majority, is_share=True),
+        Metric('BrierScore', brier_scores, bounds=(0.0, 2.0)),
+        Metric('MajorityClass', majority, bounds=SHARE),
     )
 
 
 def pmi() -> Metric:
     """Return the metric of choosing by how much the prompt raises each choice's probability (arXiv 2104.08315)."""
-    return Metric('PMINormalizedMatch', pmi_matches, is_share=True)
+    return Metric('PMINormalizedMatch', pmi_matches, bounds=SHARE)
 
 
 def bits_per_byte(results: Sequence[ItemResult]) -> list[float]:

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95  # of intervals
 NORMAL_QUANTILE = 1.959963984540054  # of a 95 % interval
+Bounds = tuple[float, float]  # the lowest and the highest possible value
+UNBOUNDED: Bounds = (-math.inf, math.inf)
+SHARE: Bounds = (0.0, 1.0)
+# Values that differ by less than this, relative to the largest of the numbers they were computed from, are equal.
+ROUNDING = 1e-14
 
 
 def mean(values: Sequence[float]) -> float:
@@ -42,7 +47,7 @@ def mean_over_clusters(
     *,
     stratum: str = '',
     task: str = '',
-    is_share: bool = False,
+    bounds: Bounds = UNBOUNDED,
     file_sizes: Ints | None = None,
 ) -> Measure:
     """Return the mean of items' values with its spread; `clusters` has the number of each item's cluster.
@@ -50,8 +55,8 @@ def mean_over_clusters(
     A cluster's deviation is the change of the mean without it (jackknife): e / (N - n) * sqrt((G - 1) / G) for its n of
     N items, with the sum e of their deviations from the mean, and G clusters. For clusters of the same size, the error
     is the paper's times sqrt(G / (G - 1)). For a single cluster of several items it is the standard deviation of an
-    item, as if the items were fully correlated; for a single item it is unknown. With `is_share` values are between 0
-    and 1. `file_sizes` are the numbers of items of all clusters in the data file, None if unknown.
+    item, as if the items were fully correlated; for a single item it is unknown. Values are within the `bounds`.
+    `file_sizes` are the numbers of items of all clusters in the data file, None if unknown.
     """
     import numpy as np
 
@@ -59,7 +64,8 @@ def mean_over_clusters(
     numbers, places, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
     if len(values) < 2:
         return Measure(value=center)
-    deviations = np.array(values, np.float64) - center
+    magnitude = max(map(abs, values))
+    deviations = without_rounding(np.array(values, np.float64) - center, magnitude)
     sample = None if file_sizes is None else file_sample(deviations, places, sizes, file_sizes)
     if len(numbers) < 2:
         alone = Stratum(
@@ -71,14 +77,14 @@ def mean_over_clusters(
             freedom=1.0,
             is_borrowed=True,
         )
-        return Measure(value=center, spread=spread_of_mean(alone, center, 1.0, is_share=is_share))
+        return Measure(value=center, spread=spread_of_mean(alone, center, 1.0, bounds))
     if len(numbers) == len(values):
         sums = deviations[np.argsort(places)]
     else:
         members: list[list[float]] = [[] for _ in numbers]
         for place, deviation in zip(places.tolist(), deviations.tolist(), strict=True):
             members[place].append(deviation)
-        sums = np.array([math.fsum(group) for group in members])
+        sums = without_rounding(np.array([math.fsum(group) for group in members]), magnitude * sizes.astype(np.float64))
     num_effective = len(values) ** 2 / math.fsum((sizes.astype(np.float64) ** 2).tolist())
     found = Stratum(
         name=stratum,
@@ -88,28 +94,36 @@ def mean_over_clusters(
         deviations=sums / (len(values) - sizes) * math.sqrt((len(numbers) - 1) / len(numbers)),
         freedom=max(1.0, num_effective - 1),
     )
-    return Measure(value=center, spread=spread_of_mean(found, center, num_effective, is_share=is_share))
+    return Measure(value=center, spread=spread_of_mean(found, center, num_effective, bounds))
 
 
-def spread_of_mean(stratum: Stratum, value: float, num_effective: float, *, is_share: bool) -> Spread:
+def without_rounding(values: Floats, magnitude: float | Floats) -> Floats:
+    """Return the values with 0 for those that are only the rounding error of numbers of this magnitude."""
+    import numpy as np
+
+    return np.where(np.abs(values) <= ROUNDING * magnitude, 0.0, values)
+
+
+def spread_of_mean(stratum: Stratum, value: float, num_effective: float, bounds: Bounds) -> Spread:
     """Return the spread of a mean over the clusters of a stratum, equivalent to `num_effective` even clusters.
 
-    For a share without variation, such as 0 of 100 items, the error on either side is that of Wilson's interval.
+    A mean of values with two bounds is treated as a share of the way from the lower to the upper one. For a share
+    without variation, such as 0 of 100 items, the error on either side is that of Wilson's interval.
     """
-    spread = spread_of([stratum])
-    if not is_share:
+    spread = replace(spread_of([stratum]), bounds=bounds)
+    lowest, highest = bounds
+    width = highest - lowest
+    if math.isinf(width):
         return spread
-    variance = spread.standard_error**2
-    varies = variance > 0 and 0 < value < 1
-    num_items = value * (1 - value) / variance if varies else num_effective
-    low, high = wilson(value, num_items, NORMAL_QUANTILE)
-    below, above = (value - low) / NORMAL_QUANTILE, (high - value) / NORMAL_QUANTILE
-    error = spread.standard_error
+    share, error = (value - lowest) / width, spread.standard_error / width
+    varies = error > 0 and 0 < share < 1
+    num_items = share * (1 - share) / error**2 if varies else num_effective
+    low, high = wilson(share, num_items, NORMAL_QUANTILE)
+    below, above = (share - low) / NORMAL_QUANTILE, (high - share) / NORMAL_QUANTILE
     return replace(
         spread,
-        below=error if varies else max(error, below),
-        above=error if varies else max(error, above),
-        bounds=(0.0, 1.0),
+        below=width * (error if varies else max(error, below)),
+        above=width * (error if varies else max(error, above)),
         num_items=None if stratum.is_borrowed else num_items,
     )
 
@@ -139,14 +153,26 @@ def parts_of_variance(strata: Sequence[Stratum]) -> tuple[list[float], float]:
     """Return each stratum's part of the variance of their sum, including covariances, and the variance."""
     import numpy as np
 
-    numbers, places = np.unique(np.concatenate([one.clusters for one in strata]), return_inverse=True)
     deviations = np.concatenate([one.deviations for one in strata])
-    totals = np.zeros(len(numbers))
-    np.add.at(totals, places, deviations)
+    _, places, totals = sums_by_cluster(np.concatenate([one.clusters for one in strata]), deviations)
     variance = math.fsum((totals**2).tolist())
     ends = np.cumsum([0, *(len(one.clusters) for one in strata)])
     parts = deviations * totals[places]
     return [float(parts[begin:end].sum()) for begin, end in itertools.pairwise(ends)], variance
+
+
+def sums_by_cluster(clusters: ClusterNumbers, deviations: Floats) -> tuple[ClusterNumbers, Ints, Floats]:
+    """Return the distinct clusters, the place of each given cluster among them, and the sum of each one's deviations.
+
+    Deviations that cancel but for rounding have the sum 0.
+    """
+    import numpy as np
+
+    numbers, places = np.unique(clusters, return_inverse=True)
+    sums, magnitudes = np.zeros(len(numbers)), np.zeros(len(numbers))
+    np.add.at(sums, places, deviations)
+    np.add.at(magnitudes, places, np.abs(deviations))
+    return numbers, places, without_rounding(sums, magnitudes)
 
 
 def freedom_of_sum(variances: Sequence[float], freedoms: Sequence[float]) -> float:
@@ -158,7 +184,7 @@ def freedom_of_sum(variances: Sequence[float], freedoms: Sequence[float]) -> flo
 def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: float = 0.0) -> Measure:
     """Return `shift` plus the weighted sum of measures that have values, with its spread.
 
-    The spread is unknown if that of any measure is.
+    The spread is unknown if that of any measure is. A single measure keeps its interval, on the new scale.
     """
     value = math.fsum([shift, *(m.value * w for m, w in zip(measures, weights, strict=True) if m.value is not None)])
     known = [
@@ -178,6 +204,7 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
         (below, low), (above, high) = ends if weight > 0 else ends[::-1]
         sides.append((weight * below, weight * above))
         bounds.append((weight * low, weight * high) if weight else (0.0, 0.0))
+    num_items = known[0][0].num_items if len(known) == 1 and known[0][1] else None
     return Measure(
         value=value,
         spread=replace(
@@ -185,6 +212,7 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
             below=shared * math.hypot(*(below for below, _ in sides)),
             above=shared * math.hypot(*(above for _, above in sides)),
             bounds=(shift + sum(low for low, _ in bounds), shift + sum(high for _, high in bounds)),
+            num_items=num_items,
         ),
     )
 
@@ -194,7 +222,7 @@ def mean_over_categories(
     clusters: Mapping[str, int],
     *,
     stratum: str = '',
-    is_share: bool,
+    bounds: Bounds,
     file_sizes: Mapping[str, Ints] | None = None,
 ) -> Measure:
     """Return the plain mean over a fixed set of categories; `clusters` has the number of one cluster of each.
@@ -209,9 +237,12 @@ def mean_over_categories(
     plain = weighted_sum(list(measures.values()), [1 / len(measures)] * len(measures))
     if not alone or len(measures) < 2:
         return plain
+    magnitude = max(map(abs, values.values()))
     distances: dict[int, float] = {}  # by cluster, which categories may share
     for name in alone:
         distance = values[name] - mean([value for other, value in values.items() if other != name])
+        if abs(distance) <= ROUNDING * magnitude:
+            distance = 0.0
         distances[clusters[name]] = distances.get(clusters[name], 0.0) + distance
     numbers = sorted(distances)
     sample = None
@@ -233,7 +264,7 @@ def mean_over_categories(
         is_borrowed=True,
     )
     center = mean([values[name] for name in alone])
-    together = Measure(value=center, spread=spread_of_mean(collapsed, center, len(alone), is_share=is_share))
+    together = Measure(value=center, spread=spread_of_mean(collapsed, center, len(alone), bounds))
     others = [one for name, one in measures.items() if name not in alone]
     weights = [1 / len(measures)] * len(others)
     found = weighted_sum([*others, together], [*weights, len(alone) / len(measures)])
@@ -250,9 +281,8 @@ def joined(strata: Iterable[Stratum]) -> list[Stratum]:
     found = []
     for members in groups.values():
         if len(members) > 1:
-            numbers, places = np.unique(np.concatenate([one.clusters for one in members]), return_inverse=True)
-            deviations = np.zeros(len(numbers))
-            np.add.at(deviations, places, np.concatenate([one.deviations for one in members]))
+            clusters = np.concatenate([one.clusters for one in members])
+            numbers, _, deviations = sums_by_cluster(clusters, np.concatenate([one.deviations for one in members]))
             members = [
                 replace(
                     members[0],
@@ -314,10 +344,15 @@ def interval(measure: Measure) -> tuple[float, float] | None:
     if measure.value is None or measure.spread is None:
         return None
     spread, quantile = measure.spread, student_quantile(measure.spread.freedom)
-    if spread.num_items is not None:  # without variation among the items, no variance is estimated
-        return wilson(measure.value, spread.num_items, quantile if spread.standard_error > 0 else NORMAL_QUANTILE)
+    lowest, highest = spread.bounds
+    if spread.num_items is not None:
+        width = highest - lowest
+        share = min(max((measure.value - lowest) / width, 0.0), 1.0)  # rounding may take it past an end
+        # Without variation among the items, no variance is estimated.
+        low, high = wilson(share, spread.num_items, quantile if spread.standard_error > 0 else NORMAL_QUANTILE)
+        return lowest + width * low, lowest + width * high
     low, high = measure.value - quantile * spread.below, measure.value + quantile * spread.above
-    return max(low, spread.bounds[0]), min(high, spread.bounds[1])
+    return max(low, lowest), min(high, highest)
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -368,12 +368,12 @@ def measure_record(measure: Measure) -> dict[str, Any]:
         return {'value': measure.value}
     record: dict[str, Any] = {
         'value': measure.value,
-        'standard_error': measure.spread.standard_error,
+        'standard_error': measure.standard_error,
         'confidence_interval': interval(measure),
         'degrees_of_freedom': measure.spread.freedom,
     }
     if (of_file := spread_of_file(measure.spread)) is not None:
-        record['standard_error_of_file'] = of_file.standard_error
+        record['standard_error_of_file'] = of_file.error_with_constant_parts
     if borrowed := [stratum.name for stratum in measure.spread.strata if stratum.is_borrowed]:
         record['single_clusters'] = borrowed
     return record

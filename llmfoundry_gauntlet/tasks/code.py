@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
-from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric, passes_at
+from llmfoundry_gauntlet.metrics.metrics import Metric, item_metric, pass_at_1, passes_at
+from llmfoundry_gauntlet.metrics.statistics import SHARE
 from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, PYTHON, Program, make_program, missing_tool
 from llmfoundry_gauntlet.scoring.code.sandbox import CannotRun, Sandbox, SandboxError, find_sandbox
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
@@ -102,7 +103,8 @@ class CodeTask(Task):
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the accuracy, TruncatedShare and every pass@k."""
-        return accuracy('InContextLearningCodeEvalAccuracy'), item_metric(TRUNCATED_SHARE), *passes_at(self.passes_at)
+        truncated = item_metric(TRUNCATED_SHARE, bounds=SHARE)
+        return pass_at_1('InContextLearningCodeEvalAccuracy'), truncated, *passes_at(self.passes_at)
 
     def parse(self, row: Mapping[str, Any]) -> CodeProblem:
         """Return the content of a row. Raise RowError."""

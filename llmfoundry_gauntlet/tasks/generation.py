@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric
+from llmfoundry_gauntlet.metrics.statistics import SHARE
 from llmfoundry_gauntlet.scoring.text import (
     NON_FINITE_GENERATION,
     answer_in,
@@ -67,7 +68,7 @@ class GenerationTask(Task):
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the accuracy, StrictMatch, NumericMatch and TruncatedShare."""
-        further = map(item_metric, (STRICT_MATCH, NUMERIC_MATCH, TRUNCATED_SHARE))
+        further = [item_metric(name, bounds=SHARE) for name in (STRICT_MATCH, NUMERIC_MATCH, TRUNCATED_SHARE)]
         return accuracy('InContextLearningGenerationExactMatchAccuracy'), *further
 
     def parse(self, row: Mapping[str, Any]) -> Problem:

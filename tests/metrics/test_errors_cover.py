@@ -13,7 +13,7 @@ from clustered_items import item
 
 from llmfoundry_gauntlet.metrics.comparison import difference, holm, p_value, trend
 from llmfoundry_gauntlet.metrics.metrics import accuracy, choice_metrics, measure, task_score
-from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE, interval, mean_over_clusters
+from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE, SHARE, interval, mean_over_clusters
 from llmfoundry_gauntlet.types import Measure
 
 DRAWS = 2000
@@ -54,7 +54,7 @@ def test_coverage_over_passages_and_checkpoints():
         drawn = random.choice(6000, 90, replace=False).tolist()
         places = np.concatenate([np.arange(ends[place] - sizes[place], ends[place]) for place in drawn])
         clusters = passage_of[places].astype(np.uint64)
-        scores = [mean_over_clusters(mine[places].astype(float).tolist(), clusters, is_share=True) for mine in rights]
+        scores = [mean_over_clusters(mine[places].astype(float).tolist(), clusters, bounds=SHARE) for mine in rights]
         credits = rights[4][places].astype(float).tolist()
         low, high = interval(mean_over_clusters(credits, np.arange(len(credits), dtype=np.uint64)))
         unclustered += low <= truths['mean'] <= high
@@ -95,7 +95,7 @@ def test_coverage_of_shares_near_the_ends(num_items: int):
     """On the average over chances, as the possible numbers of right items are few; 1.96 errors cover 60 % at 1 %."""
     rights, numbers = np.arange(num_items + 1), np.arange(num_items, dtype=np.uint64)
     intervals = [
-        interval(mean_over_clusters([1.0] * right + [0.0] * (num_items - right), numbers, is_share=True))
+        interval(mean_over_clusters([1.0] * right + [0.0] * (num_items - right), numbers, bounds=SHARE))
         for right in rights.tolist()
     ]
     ways = [math.lgamma(num_items + 1) - math.lgamma(n + 1) - math.lgamma(num_items - n + 1) for n in rights]

@@ -13,6 +13,7 @@ from llmfoundry_gauntlet.data.examples import in_turns
 from llmfoundry_gauntlet.metrics.comparison import difference, spread_of_file
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
 from llmfoundry_gauntlet.metrics.statistics import (
+    SHARE,
     interval,
     mean_over_clusters,
     variance_shares,
@@ -192,7 +193,7 @@ def test_coverage_of_the_difference_over_whole_files(file: str, num_items: int, 
             own = random.normal(size=len(clusters))
             rights = (math.sqrt(correlation) * common + math.sqrt(1 - correlation) * own < 0.3).astype(float)
             truths.append(rights.mean())
-            runs.append(mean_over_clusters(rights[chosen].tolist(), clusters[chosen], is_share=True, file_sizes=sizes))
+            runs.append(mean_over_clusters(rights[chosen].tolist(), clusters[chosen], bounds=SHARE, file_sizes=sizes))
         found = difference(*runs, num_items)
         assert found.is_of_file
         low, high = interval(found.difference)

@@ -278,8 +278,8 @@ def test_errors_are_those_of_the_values_of_items():
         elif name != 'MajorityClass':
             values = [value(name, result) for result in results]
             assert found.standard_error == pytest.approx(clustered_items.usual_error(values), rel=1e-12)
-            is_share = name.endswith('Match') or name == 'GoldProbability'
-            assert (found.spread.num_items is not None) == is_share  # Wilson's interval
+            has_two_bounds = name.endswith('Match') or name in ('GoldProbability', 'BrierScore')
+            assert (found.spread.num_items is not None) == has_two_bounds  # Wilson's interval
 
 
 def absent(name: str, *results: ItemResult) -> str | None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from llmfoundry_gauntlet.metrics.metrics import accuracy, task_score
 from llmfoundry_gauntlet.metrics.statistics import (
+    SHARE,
     cluster_number,
     cluster_numbers,
     interval,
@@ -244,17 +245,17 @@ def test_the_interval_of_a_share_is_wilsons():
     # 3 of 10 items, and t = 2.2622 of nine degrees of freedom; the error is that of nine items
     n, p, t = 9, 0.3, 2.26216
     middle, half = (p + t**2 / 2 / n) / (1 + t**2 / n), t / (1 + t**2 / n) * math.sqrt(p * 0.7 / n + (t / 2 / n) ** 2)
-    found = mean_over_clusters([1.0] * 3 + [0.0] * 7, np.arange(10, dtype=np.uint64), is_share=True)
+    found = mean_over_clusters([1.0] * 3 + [0.0] * 7, np.arange(10, dtype=np.uint64), bounds=SHARE)
     assert interval(found) == pytest.approx((middle - half, middle + half), abs=1e-5)
     for value, expected in ((0.0, (0, 0.27753)), (1.0, (0.72247, 1))):  # 1.96² / (10 + 1.96²) from the end
-        found = mean_over_clusters([value] * 10, np.arange(10, dtype=np.uint64), is_share=True)
+        found = mean_over_clusters([value] * 10, np.arange(10, dtype=np.uint64), bounds=SHARE)
         assert found.standard_error == 0
         assert interval(found) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_sum_with_a_share_of_0_has_room_above_only():
-    none = mean_over_clusters([0.0] * 100, np.arange(100, dtype=np.uint64), stratum='none', is_share=True)
-    some = mean_over_clusters([0.0, 1.0] * 50, np.arange(100, 200, dtype=np.uint64), stratum='some', is_share=True)
+    none = mean_over_clusters([0.0] * 100, np.arange(100, dtype=np.uint64), stratum='none', bounds=SHARE)
+    some = mean_over_clusters([0.0, 1.0] * 50, np.arange(100, 200, dtype=np.uint64), stratum='some', bounds=SHARE)
     found = weighted_sum([none, some], [0.5, 0.5])
     low, high = interval(found)
     t = 1.984217  # of 99 degrees of freedom, as only the second share varies

@@ -174,3 +174,14 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_completions(k: int):
     assert found.standard_error == pytest.approx(
         (sum((share - centre) ** 2 for share in shares) / 3 / 4) ** 0.5, abs=1e-12
     )
+
+
+def test_pass_at_1_is_one_number_the_mean_over_problems_also_where_programs_are_missing():
+    """Of five problems 4, 4, 4, 3, 1 programs are scored; 4, 3, 0, 0, 0 pass: over programs it were 7 / 16."""
+    scored = [[1.0] * 4, [1.0, 1.0, 1.0, 0.0], [0.0] * 4, [0.0] * 3 + [None], [0.0] + [None] * 3]
+    results = [item(row, credit, sample=n) for row, credits in enumerate(scored) for n, credit in enumerate(credits)]
+    found = task_score('t/0-shot', metrics_of(task(pass_at_k=[1], num_beams=4)), results, allow_missing=True).metrics
+    shares = [1.0, 0.75, 0.0, 0.0, 0.0]
+    error = (sum((share - 0.35) ** 2 for share in shares) / 4 / 5) ** 0.5
+    for name in ('InContextLearningCodeEvalAccuracy', 'PassAt1'):
+        assert found[name].value == pytest.approx(0.35) and found[name].standard_error == pytest.approx(error)

@@ -47,7 +47,8 @@ TREND_LEGEND = (
     'noise: variation between checkpoints; signal/noise: change over the run divided by it, where the slope is not '
     f'within its error (p below {CLEAR})'
 )
-NO_ERROR = 'no standard error, which takes two items'
+NO_ERROR = 'no standard error, which takes two questions scored independently'
+ALIKE = 'no standard error, as all items have the same value'
 NO_COMPOSITE = 'composites over tasks without a score are absent'
 NO_DIFFERENCE = 'no error, as every item changed alike or not at all'
 SIGNED = '{:+.3f}'.format
@@ -198,8 +199,9 @@ def absences(cells: Iterable[tuple[str, Measure | ScoreRow]]) -> list[str]:
     names: dict[str, dict[str, None]] = {}
     for name, one in cells:
         if ends_of(one) is None:
-            has_error = isinstance(one, Measure) and one.spread is not None
-            names.setdefault(one.reason or (NO_DIFFERENCE if has_error else NO_ERROR), {})[name] = None
+            alike = NO_DIFFERENCE if isinstance(one, Measure) else ALIKE
+            reason = one.reason or (NO_ERROR if one.standard_error is None else alike)
+            names.setdefault(reason, {})[name] = None
     return [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
 
 

@@ -1,0 +1,184 @@
+"""Errors and intervals where items do not vary: of metrics with bounds, in composites, tables and loggers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from clustered_items import credits_of, item
+
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.metrics.comparison import difference
+from llmfoundry_gauntlet.metrics.composites import compute_composites
+from llmfoundry_gauntlet.metrics.keys import metric_stream
+from llmfoundry_gauntlet.metrics.metrics import Metric, item_metric, measure, task_score
+from llmfoundry_gauntlet.metrics.statistics import interval, mean_over_clusters
+from llmfoundry_gauntlet.results.report.printing import absences
+from llmfoundry_gauntlet.results.report.scores import ScoreRow
+from llmfoundry_gauntlet.results.report.tables import Column
+from llmfoundry_gauntlet.tasks import metrics_of
+from llmfoundry_gauntlet.types import Measure
+
+Z = 1.959963984540054
+END_OF_NONE = Z**2 / (5 + Z**2)  # of Wilson's interval of 0 of 5
+ERROR_OF_NONE = END_OF_NONE / Z
+GENERATION = {'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'generation_task_with_answers'}
+
+
+def generation_metrics() -> dict[str, Metric]:
+    (task,) = decode_tasks({'label': 'g', **GENERATION})
+    return {metric.name: metric for metric in metrics_of(task)}
+
+
+def decode_tasks(*entries):
+    return load_suite(list(entries)).tasks
+
+
+def of_values(metric: Metric, values: list[float]) -> Measure:
+    return measure(metric, [item(row, 0.0, metrics={metric.name: value}) for row, value in enumerate(values)])
+
+
+SHARES = [
+    *(metric for name, metric in generation_metrics().items() if not name.endswith('Accuracy')),
+    item_metric('OfAPlugin', bounds=(0, 1)),
+]
+
+
+@pytest.mark.parametrize('metric', SHARES, ids=lambda metric: metric.name)
+def test_every_metric_that_is_a_share_has_the_interval_of_an_accuracy(metric: Metric):
+    assert interval(of_values(metric, [0.0] * 5)) == pytest.approx((0, END_OF_NONE))
+    assert interval(of_values(metric, [1.0] * 5)) == pytest.approx((1 - END_OF_NONE, 1))
+    four_of_five = interval(of_values(metric, [1.0] * 4 + [0.0]))
+    assert 0 < four_of_five[0] < 0.8 < four_of_five[1] < 1  # 0.24 and 1.36 by Student's t
+    assert four_of_five == interval(credits_of('a/0-shot', [1.0] * 4 + [0.0]))
+
+
+@pytest.mark.parametrize(
+    ('bounds', 'values', 'expected'),
+    [
+        ((-1, 1), [-1.0] * 5, (-1, 2 * END_OF_NONE - 1)),
+        ((0, 2), [2.0] * 5, (2 - 2 * END_OF_NONE, 2)),
+        # the mean 0.7 of three, error 0.7, and t = 4.3027 of two degrees of freedom
+        ((0, None), [0.0, 0.0, 2.1], (0, 0.7 + 4.30265 * 0.7)),
+        ((None, 0), [0.0, 0.0, -2.1], (-0.7 - 4.30265 * 0.7, 0)),
+        ((None, None), [0.0, 0.0, 2.1], (0.7 - 4.30265 * 0.7, 0.7 + 4.30265 * 0.7)),
+    ],
+)
+def test_intervals_stay_within_the_bounds_of_a_metric(bounds, values, expected):
+    assert interval(of_values(item_metric('Margin', bounds=bounds), values)) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_value_outside_the_bounds_or_not_a_number_makes_the_metric_absent():
+    metric = item_metric('NumberShare', bounds=(0, 1))
+    for value, text in ((1.2, '1.2'), (-0.5, '-0.5'), (math.nan, 'nan')):
+        found = of_values(metric, [0.0, value])
+        assert found.value is None and 'NumberShare' in found.reason and text in found.reason
+    assert 'inf' in of_values(item_metric('Margin'), [0.0, math.inf]).reason
+    with pytest.raises(ValueError, match='bounds'):
+        item_metric('NumberShare', bounds=(1, 0))
+
+
+@pytest.mark.parametrize('scale', [1e-12, 0.1, 1 / 3, 1e9])
+def test_rounding_is_no_standard_error_but_small_variation_is(scale: float):
+    alike = [scale * 0.1] * 3 + [scale * (0.3 - 0.2)] * 4
+    numbers = np.arange(7, dtype=np.uint64)
+    assert mean_over_clusters(alike, numbers).spread.standard_error == 0
+    # passages whose means are the same: 0.1 and 0.7, 0.4 and 0.4, 0.3 and 0.5
+    passages = np.repeat(np.arange(3, dtype=np.uint64), 2)
+    values = [scale * value for value in (0.1, 0.7, 0.4, 0.4, 0.3, 0.5)]
+    assert mean_over_clusters(values, passages).spread.standard_error == 0
+    small = mean_over_clusters([scale, scale * (1 + 1e-9), scale * (1 + 2e-9)], numbers[:3])
+    assert small.spread.standard_error == pytest.approx(scale * 1e-9 / math.sqrt(3), rel=1e-5)
+
+
+def test_categories_with_equal_means_borrow_no_rounding_error():
+    results = [item(row, 1 / 3, category=name) for row, name in enumerate('abcdefg')]
+    assert (
+        task_score(
+            'a/0-shot', [Metric('M', lambda found: [one.score for one in found])], results
+        ).accuracy.spread.standard_error
+        == 0
+    )
+
+
+def gauntlet_of(*names: str, baseline: float = 0.0):
+    benchmarks = [{'name': name, 'num_fewshot': 0, 'random_baseline': baseline} for name in names]
+    block = {'categories': [{'name': 'all', 'benchmarks': benchmarks}], 'averages': {'average': ['all']}}
+    return load_suite(None, block).gauntlet
+
+
+@pytest.mark.parametrize('credits', [[0.0] * 5, [1.0] * 5, [1.0, 1.0, 0.0, 1.0, 1.0, 0.5]])
+@pytest.mark.parametrize('baseline', [0.0, 0.25])
+def test_a_category_and_its_only_task_have_the_same_interval(credits: list[float], baseline: float):
+    accuracy = credits_of('a/0-shot', credits)
+    gauntlet = gauntlet_of('a', baseline=baseline)
+    found = compute_composites(gauntlet, {'a/0-shot': accuracy}, {'a/0-shot': 5}, reference=False).by_name
+    expected = [(end - baseline) / (1 - baseline) for end in interval(accuracy)]
+    assert interval(found['all']) == pytest.approx(expected) == interval(found['average'])
+    assert found['all'].standard_error == pytest.approx(accuracy.standard_error / (1 - baseline))
+
+
+def test_a_half_at_0_of_5_is_not_known_exactly_in_composites_tables_and_loggers():
+    scores = {
+        'a/0-shot': task_score('a/0-shot', [*accuracies()], [item(row, 0.0) for row in range(5)]),
+        'b/0-shot': task_score(
+            'b/0-shot', [*accuracies()], [item(row, float(row % 2), task='b/0-shot') for row in range(20)]
+        ),
+    }
+    none, half = (score.accuracy for score in scores.values())
+    assert none.standard_error == 0 and interval(none) == pytest.approx((0, END_OF_NONE))
+    gauntlet = gauntlet_of('a', 'b')
+    measures = {key: score.accuracy for key, score in scores.items()}
+    composites = compute_composites(gauntlet, measures, dict.fromkeys(scores, 5), reference=False)
+    expected = math.hypot(ERROR_OF_NONE, half.standard_error) / 2  # towards higher values
+    assert composites.categories['all'].standard_error == pytest.approx(expected)
+    stream = metric_stream(scores, composites, {}, dict.fromkeys(scores, 1.0))
+    assert stream['icl/metrics/eval_gauntlet/all/standard_error'] == pytest.approx(expected)
+    column = Column('score', with_error=True)
+    assert column.error(composites.categories['all']) == f'{expected:.3f}'
+    assert column.error(none) == '[0.00, 0.43]'
+
+
+def accuracies() -> list[Metric]:
+    return [Metric('Accuracy', lambda results: [one.score for one in results], bounds=(0, 1))]
+
+
+def test_categories_without_variation_are_small_samples_of_their_task():
+    """0 of 2 in one category of many says little about the error of all: the variance is right on average."""
+    credits = {'a': [0.0, 0.0], 'b': [0.0, 1.0], 'c': [1.0, 0.0]}
+    rows = [
+        item(row, credit, category=name)
+        for row, (name, credit) in enumerate((n, c) for n in credits for c in credits[n])
+    ]
+    found = task_score('a/0-shot', accuracies(), rows).accuracy
+    assert found.standard_error == pytest.approx(math.sqrt(2 * 0.5**2) / 3)
+
+
+def test_a_difference_has_the_error_of_its_items_also_where_one_run_is_all_wrong():
+    none, some = credits_of('a/0-shot', [0.0] * 10), credits_of('a/0-shot', [0.0, 1.0] * 5)
+    found = difference(none, some, 10).difference
+    assert found.standard_error == pytest.approx(some.standard_error)
+    assert Column('diff', with_error=True).error(found) == f'{some.standard_error:.3f}'
+
+
+def row_of(value: float, *, error: float | None, num_items: int) -> ScoreRow:
+    ends = None if error is None else value
+    return ScoreRow(
+        run='r',
+        batch=0,
+        kind='task',
+        name='t',
+        value=value,
+        standard_error=error,
+        low=ends,
+        high=ends,
+        num_items=num_items,
+    )
+
+
+def test_a_note_says_why_there_is_no_error_and_never_asks_for_items_that_are_there():
+    (alike,) = absences([('t', row_of(0.1, error=0.0, num_items=3))])
+    assert 'same value' in alike and 'two' not in alike
+    (single,) = absences([('t', row_of(0.1, error=None, num_items=1))])
+    assert 'two questions' in single
