@@ -180,6 +180,39 @@ def test_without_tasks_run_evaluates_the_named_part_of_the_gauntlet(gauntlet: Ga
     assert list(record['tasks']) == ['copa/3-shot'] and record['composites'] is None
 
 
+LONG, LONG_PATH = 'x' * 300, 'x' * 5000
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        *(('validate', option, path) for option in ('--tasks', '--gauntlet', '--score') for path in (LONG, LONG_PATH)),
+        ('validate', '--tasks', TASKS, '--data-root', LONG_PATH),
+        ('run', '--model', LONG_PATH, '--out', 'out'),
+        ('run', *ON_CPU, '--out', f'runs/{LONG}'),
+        ('run', *ON_CPU, '--tasks', LONG_PATH, '--out', 'out'),
+        ('run', '--outputs', LONG_PATH, '--out', 'out', '--only', 'copa'),
+        ('run', '--outputs', 'answers.jsonl', '--out', LONG),
+        ('run', '--from', LONG_PATH, '--out', 'out'),
+        ('eval', LONG_PATH),
+        ('train', LONG_PATH),
+        ('watch', LONG_PATH, '--tasks', TASKS, '--out', 'out'),
+        ('export', '--out', LONG_PATH),
+        ('report', LONG_PATH),
+        ('show', LONG_PATH),
+        ('compare', LONG_PATH, LONG_PATH),
+        ('explain', 'copa', '--model', LONG_PATH),
+        ('data', 'fetch', '--to', LONG_PATH),
+        ('data', 'check', '--data-root', LONG_PATH),
+    ],
+    ids=lambda words: ' '.join(word[:20] for word in map(str, words)),
+)
+def test_a_name_that_no_file_can_have_is_the_users_mistake(elsewhere: Path, gauntlet: Gauntlet, words: tuple[Any, ...]):
+    status, _, err = gauntlet(*words)
+    assert status in (1, 2) and err.startswith('error: ') and 'internal error' not in err
+    assert {path.name for path in elsewhere.iterdir()} == set()
+
+
 class Unforeseen(Exception):
     """An error no command handles."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import sys
 from types import TracebackType
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 
 
+MOST_SHOWN = 60  # characters of a path that is too long
 BEGINNING = """\
 The Mosaic Eval Gauntlet and SCORE. Getting started:
 
@@ -79,6 +81,9 @@ def exit_without_traceback(
     """Print the error that ended the program, if any, and exit with its status."""
     if isinstance(error, GauntletError):
         print_problems(error)
+        raise SystemExit(MISTAKE)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        print(f'error: {str(error.filename)[:MOST_SHOWN]}...: {error.strerror}; give another path', file=sys.stderr)
         raise SystemExit(MISTAKE)
     if 'train' in sys.argv[1:2]:
         return  # keep the traceback: training may fail anywhere, and after hours

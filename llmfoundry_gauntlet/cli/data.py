@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET_TASKS, Command, check_options, print_warnings, takes
+from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.data.published import (
     DataFile,
     Outcome,
@@ -41,7 +42,16 @@ Against = Annotated[
     ),
 ]
 Names = Annotated[list[str] | None, typer.Argument(metavar='NAME', help='Tasks, categories or files. Default: all.')]
-To = Annotated[Path, typer.Option('--to', help='Data root that the files are put into.')]
+
+
+def possible(path: Path) -> Path:
+    """Return a path. Raise ConfigError if no folder can have it."""
+    if problem := path_problem(str(path)):
+        raise ConfigError(f'--to: {problem}')
+    return path
+
+
+To = Annotated[Path, typer.Option('--to', help='Data root that the files are put into.', callback=possible)]
 Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace files in --to that differ.')]
 
 

@@ -89,6 +89,7 @@ def watch(
 
 def training_settings(path: Path) -> dict[str, Any]:
     """Return the WatchSettings fields given by a training YAML, `out` possibly None. Raise ConfigError."""
+    from llmfoundry_gauntlet.config.resources import path_problem
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.config.yaml import Problems, decode_value, read_yaml
 
@@ -99,6 +100,8 @@ def training_settings(path: Path) -> dict[str, Any]:
     loggers = values.get('loggers') or {}
     if loggers and run_name is None:
         problems.add('', 'has loggers but no run_name; set run_name so that all evaluations are logged as one run')
+    elif run_name is not None and (problem := path_problem(str(run_name))):
+        problems.add('run_name', problem)
     if problems.found:
         raise ConfigError(problems.found)
     save_folder = decode_settings(block, f'{path}: callbacks.eval_gauntlet').save_folder

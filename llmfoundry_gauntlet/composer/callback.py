@@ -43,8 +43,9 @@ from llmfoundry_gauntlet.composer.records import (
     training_loss,
 )
 from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
+from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.errors import ConfigError, ModelError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.metrics.composites import Sizes
@@ -176,6 +177,8 @@ class EvalGauntlet(Callback):
         self._subset_key = subset_key(twins.index(self), self.data.tasks)
         if self.settings.save_folder is not None:
             folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
+            if problem := path_problem(str(folder)):
+                raise ConfigError(f'save_folder: {problem}; shorten run_name, or give another save_folder')
             on_first_rank(partial(check_writable, folder))
             self.records = Records(folder)
         log.info(

@@ -33,6 +33,7 @@ from llmfoundry_gauntlet.composer.models import (
 from llmfoundry_gauntlet.composer.records import raised_on_all_ranks
 from llmfoundry_gauntlet.composer.runner import longest_prompt
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, Mapped, map_evaluation
+from llmfoundry_gauntlet.config.resources import check_path
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, plain
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_yaml, suggestion
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
@@ -78,6 +79,8 @@ class RunSettings(ModelSettings):
             raise ValueError('repair_journal has no effect without resume')
         if self.out is None and self.resume:
             raise ValueError('resume needs out, the folder of the interrupted evaluation')
+        check_path('out', self.out)
+        check_path('run_name', self.run_name)
 
 
 OWN = tuple(item.name for item in fields(RunSettings))
@@ -248,9 +251,21 @@ def check_choice(name: str, value: str, allowed: list[str] | tuple[str, ...]) ->
 def read_config(path: str, overrides: list[str]) -> Mapped:
     """Read a YAML file, apply `key=value` overrides and validate it. Raise ConfigError."""
     mapped = map_evaluation(read_yaml(path, overrides), source=path, num_ranks=dist.get_world_size())
-    for arguments in [model.arguments for model in mapped.models] or [{}]:
-        run_settings({**mapped.values, **arguments}, path, required=('out',), further=EVALUATION_KEYS)
+    if not mapped.models:
+        run_settings(mapped.values, path, required=('out',), further=EVALUATION_KEYS)
+    for model in mapped.models:
+        run_settings(arguments_of(mapped, model), path, required=('out',), further=EVALUATION_KEYS)
     return mapped
+
+
+def arguments_of(config: Mapped, model: ListedModel) -> dict[str, Any]:
+    """Return the arguments of `evaluate` for one of the models of a file; each has a folder and a run of its own."""
+    arguments = {**config.values, **model.arguments}
+    if isinstance(arguments.get('out'), str):
+        arguments['out'] = str(Path(arguments['out']) / model.folder)
+    if isinstance(arguments.get('run_name'), str) and len(config.models) > 1:
+        arguments['run_name'] = f'{arguments["run_name"]}-{model.folder.replace("/", "-")}'
+    return arguments
 
 
 def evaluate_listed(config: Mapped) -> int:
@@ -258,11 +273,8 @@ def evaluate_listed(config: Mapped) -> int:
     done: list[ListedModel] = []
     for model in config.models:
         say(f'evaluating {model.name}')
-        arguments = {**config.values, **model.arguments, 'out': str(Path(config.values['out']) / model.folder)}
-        if 'run_name' in arguments and len(config.models) > 1:
-            arguments['run_name'] = f'{arguments["run_name"]}-{model.folder.replace("/", "-")}'
         try:
-            evaluate(**arguments)
+            evaluate(**arguments_of(config, model))
             done.append(model)
         except GauntletError as error:
             print(f'{model.name} was not evaluated:', file=sys.stderr)

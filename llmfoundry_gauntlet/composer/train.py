@@ -38,6 +38,7 @@ from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_log
 from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, mark_blocks_for_fsdp
 from llmfoundry_gauntlet.composer.text_data import TrainDataConfig, build_dataloader
 from llmfoundry_gauntlet.config.llm_foundry import map_training
+from llmfoundry_gauntlet.config.resources import check_path
 from llmfoundry_gauntlet.config.yaml import Problems, decode, read_yaml, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.results.report.printing import print_runs
@@ -171,6 +172,10 @@ class TrainConfig:
     progress_bar: bool = False
     log_to_console: bool = True
     console_log_interval: str = '1ba'
+
+    def __post_init__(self) -> None:
+        check_path('run_name', self.run_name)  # the name of folders of records, checkpoints and loggers
+        check_path('save_folder', self.save_folder)
 
 
 def read_config(path: str, overrides: list[str], *, num_ranks: int = 1) -> tuple[TrainConfig, tuple[str, ...]]:

@@ -17,6 +17,9 @@ Item = TypeVar('Item')
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = ('yamls', 'eval_data')
 
+MOST_NAME_BYTES = 255  # of a file or folder, in every common file system
+MOST_PATH_BYTES = 4095
+
 VARIABLE = 'LLMFOUNDRY_GAUNTLET_CACHE'  # a directory, or OFF
 OFF = 'off'
 FOLDER = 'llmfoundry_gauntlet'  # in the user's cache directory
@@ -31,6 +34,26 @@ def shipped(path: str | Path) -> Path:
     if path.parts[:1] and path.parts[0] in FOLDERS and not path.exists() and (PACKAGE / path).exists():
         return PACKAGE / path
     return path
+
+
+def path_problem(path: str) -> str | None:
+    """Return why no file or folder can have this path, so that it is known before anything is computed, or None."""
+    if '\0' in path:
+        return 'contains a NUL character; allowed: a path'
+    num_bytes = len(path.encode('utf-8', 'surrogatepass'))
+    longest = max((len(name.encode('utf-8', 'surrogatepass')) for name in path.split('/')), default=0)
+    if longest > MOST_NAME_BYTES:
+        return f'has a name of {longest} bytes; allowed: {MOST_NAME_BYTES} bytes for the name of a file or folder'
+    if num_bytes > MOST_PATH_BYTES:
+        return f'has {num_bytes} bytes; allowed: {MOST_PATH_BYTES} bytes for a path'
+    return None
+
+
+def check_path(key: str, path: str | None) -> None:
+    """Raise ValueError if the value of a key cannot be the path of a file or folder; None is allowed."""
+    problem = None if path is None else path_problem(path)
+    if problem is not None:
+        raise ValueError(f'{key}: {problem}')
 
 
 def cache_folder(part: str) -> Path | None:

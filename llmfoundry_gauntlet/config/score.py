@@ -14,7 +14,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.resources import PERTURBATIONS as PERTURBATIONS_GROUP
 from llmfoundry_gauntlet.config.resources import installed
-from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, task_key
+from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, check_label, task_key
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_key, source_name
 
 SCORE_KEY = 'score'
@@ -62,6 +62,7 @@ class ScoreSpec:
     def __post_init__(self) -> None:
         if not LABEL_PATTERN.fullmatch(self.dataset):
             raise ValueError(f'dataset: is {self.dataset!r}; allowed: {", ".join(DATASETS)}, or the label of a task')
+        check_label('dataset', self.dataset, prefix='score_')
         words = {'answers': (GENERATE, LIKELIHOOD), 'answer_extraction': (TOLERANT, REFERENCE)}
         for name, allowed in words.items():
             if getattr(self, name) not in allowed:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmfoundry_gauntlet.config.resources import check_path
 from llmfoundry_gauntlet.config.yaml import Problems, decode
 from llmfoundry_gauntlet.errors import ConfigError
 
@@ -109,6 +110,7 @@ class EvaluationSettings:
                 f'save_folder: is {self.save_folder!r}, but records are written to a local folder; allowed: a path '
                 'such as runs/{run_name}/gauntlet, which can be uploaded later, or null for the metric stream alone'
             )
+        check_path('save_folder', self.save_folder)
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise ValueError(f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more')
         for entry in self.log:

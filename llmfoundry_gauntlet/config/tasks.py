@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
+from llmfoundry_gauntlet.config.resources import MOST_NAME_BYTES
+
 MULTIPLE_CHOICE = 'multiple_choice'  # the task type whose rows SCORE can perturb
 WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
 # Keys of generation_kwargs: the type, a check and its description.
@@ -24,6 +26,7 @@ GENERATION_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     'seed': (int, lambda value: value >= 0, 'a whole number, 0 or more'),
 }
 SETTINGS = ('semantics', 'truncation', 'fewshot', 'apply_chat_template')  # fields of a task that are not YAML keys
+MOST_SHOTS = 9999  # for which a label leaves room in the name of a file of samples
 LABEL_PATTERN = re.compile(r'(?!\.{1,2}$)[A-Za-z0-9_.-]+')
 
 
@@ -73,6 +76,7 @@ class TaskSpec:
     def __post_init__(self) -> None:
         if not LABEL_PATTERN.fullmatch(self.label):
             raise ValueError(f"label: {self.label!r} cannot be a file name; allowed: letters, digits and '_', '-', '.'")
+        check_label('label', self.label)
         if not self.dataset_uri.strip():
             raise ValueError('dataset_uri: is empty; give the path of a data file')
         if not self.num_fewshot:
@@ -139,6 +143,16 @@ def check_generation_keys(task: TaskSpec) -> None:
     unused = [key for key in ('temperature', 'top_p', 'top_k', 'seed') if key in given]
     if unused and not task.samples_by_default and not given.get('do_sample', False):
         raise ValueError(f'generation_kwargs.{unused[0]}: has no effect without do_sample: true; decoding is greedy')
+
+
+def check_label(key: str, label: str, *, prefix: str = '') -> None:
+    """Raise ValueError if a label, after a prefix, is too long for the name of its file of samples."""
+    most = MOST_NAME_BYTES - len(f'{prefix}_{MOST_SHOTS}-shot.jsonl')
+    if len(label) > most:
+        raise ValueError(
+            f'{key}: has {len(label)} characters; allowed: {most}, as a file of samples has the name of its task, and '
+            f'names of files have {MOST_NAME_BYTES} bytes at most'
+        )
 
 
 def task_key(label: str, num_shots: int) -> str:

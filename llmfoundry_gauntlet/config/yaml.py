@@ -22,6 +22,7 @@ from llmfoundry_gauntlet.errors import ConfigError
 TYPE_NAMES = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or false', dict: 'a mapping'}
 UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
 Places = dict[str, tuple[int, str]]  # the line of each dotted path, and the label of the entry around it
+KEY_OF_MESSAGE = re.compile(r'(\w+)[.:\[]')  # the key at the beginning of a message about a value
 SUFFIXES = ('.yaml', '.yml')
 LABELS = ('label', 'name', 'dataset')  # keys that name an entry: a task, a benchmark or category, a SCORE dataset
 
@@ -34,9 +35,13 @@ class Problems:
         self.found: list[str] = []
         self._places: dict[str, Places] = {}  # by source
 
-    def add(self, path: str, message: str) -> None:
-        """Add a problem at a dotted path ('' for the whole file), with its line if the source is a YAML file."""
-        where = f'{self.source}{self._place(path)}' if path else self.source
+    def add(self, path: str, message: str, *, key: str = '') -> None:
+        """Add a problem at a dotted path ('' for the whole file), with its line if the source is a YAML file.
+
+        The line is that of a `key` below the path, if the message is about one.
+        """
+        place = join(path, key) if key else path
+        where = f'{self.source}{self._place(place)}' if place else self.source
         self.found.append(f'{where}: {path}: {message}' if path else f'{where}: {message}')
 
     def _place(self, path: str) -> str:
@@ -94,7 +99,8 @@ def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
     try:
         return cls(**arguments)
     except ValueError as error:
-        problems.add(path, str(error))
+        about = KEY_OF_MESSAGE.match(str(error))
+        problems.add(path, str(error), key=about[1] if about and about[1] in value else '')
         return None
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.config.score import PERTURBATIONS
 from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
@@ -179,6 +180,8 @@ def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
         raise ConfigError('--resume and --overwrite exclude each other; give one of them')
     if not out.is_absolute() and re.fullmatch(r'\w{2,}:', next(iter(out.parts), '')):
         raise RecordError(f'{out}: is not on this machine; allowed: a local folder, which can be uploaded later')
+    if problem := path_problem(str(out)):
+        raise RecordError(f'{out}: {problem}')
     if out.exists() and not out.is_dir():
         raise RecordError(f'{out}: is a file; give a folder')
     if out.is_dir() and any(out.iterdir()) and not overwrite and not resume:

@@ -25,13 +25,15 @@ WRONG: list[dict[str, tuple[Any, str]]] = [  # values by name, and what is said 
         'resume': (1, 'is 1; allowed: true or false'),
         'interval': ('1ep', 'only applies in training; an evaluation alone runs once and writes to out'),
     },
+    {'out': ('runs/' + 'x' * 300, 'has a name of 300 bytes; allowed: 255 bytes for the name of a file or folder')},
+    {'run_name': ('x' * 300, 'has a name of 300 bytes; allowed: 255 bytes for the name of a file or folder')},
     {'model': ('', "is ''; allowed: text"), 'out': (' ', "is ' '; allowed: text")},
 ]
 
 
 @pytest.mark.parametrize('wrong', WRONG)
 def test_all_arguments_of_the_wrong_type_are_named_at_once(tmp_path: Path, wrong: dict[str, tuple[Any, str]]):
-    values = {'tasks': 't.yaml', **{name: value for name, (value, _) in wrong.items()}}
+    values = {'model': 'm', 'out': 'o', 'tasks': 't.yaml', **{name: value for name, (value, _) in wrong.items()}}
     with pytest.raises(ConfigError) as raised:
         evaluate(**values)
     assert {*raised.value.problems} == {f'evaluate: {name}: {found}' for name, (_, found) in wrong.items()}
@@ -40,6 +42,25 @@ def test_all_arguments_of_the_wrong_type_are_named_at_once(tmp_path: Path, wrong
     with pytest.raises(ConfigError) as raised:
         read_config(str(path), [])
     assert {*raised.value.problems} == {f'{path}:1: {name}: {found}' for name, (_, found) in wrong.items()}
+
+
+@pytest.mark.parametrize(
+    ('changes', 'key'),
+    [
+        ({'models': [{'model_name': 'x' * 300}]}, 'out'),
+        ({'models': [{'model_name': 'one'}, {'model_name': 'x' * 200}], 'run_name': 'y' * 100}, 'run_name'),
+    ],
+)
+def test_names_of_models_that_are_too_long_for_files_are_errors_of_the_file(
+    tmp_path: Path, changes: dict[str, Any], key: str
+):
+    """Rather than of the model alone, after others were evaluated."""
+    one = {'model': {'name': 'hf_causal_lm', 'pretrained_model_name_or_path': 'm'}, 'tokenizer': {'name': 'm'}}
+    values = {'out': 'o', 'icl_tasks': [], **changes}
+    values['models'] = [{**one, **model} for model in values['models']]
+    (tmp_path / 'eval.yaml').write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=rf'{key}: has a name of 30\d bytes'):
+        read_config(str(tmp_path / 'eval.yaml'), [])
 
 
 def test_no_model_is_an_error(tmp_path: Path):

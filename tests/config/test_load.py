@@ -212,6 +212,7 @@ SAMPLE = {'do_sample': True}
     ('kind', 'key', 'value', 'problem'),
     [
         *(('schema', 'label', label, 'cannot be a file name') for label in ('..', '.', '', 'a/b', 'ü', 'a b')),
+        ('schema', 'label', 'x' * 240, 'has 240 characters; allowed: 239, as'),
         ('schema', 'metric_names', ['Accuracy'], "'Accuracy' is not a metric of schema"),
         ('schema', 'metric_names', [], 'is empty'),
         *((kind, 'pmi_context', 'A:', f'has no meaning in {kind}; it belongs') for kind in ('schema', GENERATION)),

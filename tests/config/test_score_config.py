@@ -78,6 +78,7 @@ def test_all_keys_can_be_given_and_single_values_for_lists():
     [
         (None, {}, 'dataset: is empty; allowed: text'),
         ('a b', {}, "dataset: is 'a b'; allowed: mmlu_pro, agieval, math, or the label of a task"),
+        ('x' * 234, {}, 'dataset: has 234 characters; allowed: 233, as a file of samples'),
         ('mmlu_pr', {}, f"dataset: is 'mmlu_pr'; {ALLOWED}"),
         ('sums', {}, 'dataset: sums is a language_modeling task; only multiple_choice has options to perturb'),
         ('math', {'seed': 1}, "seed: unknown key 'seed', did you mean 'seeds'?"),

@@ -25,7 +25,7 @@ from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
 from tiny import record
 
-from llmfoundry_gauntlet import EvalGauntlet, ModelError, RecordError, build_icl_evaluators, evaluate
+from llmfoundry_gauntlet import ConfigError, EvalGauntlet, ModelError, RecordError, build_icl_evaluators, evaluate
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.metrics.keys import with_errors
 from llmfoundry_gauntlet.results.files import find_results, write_records
@@ -181,6 +181,12 @@ def test_models_without_tokenizer_or_enough_positions_and_unwritable_folders_are
     (tmp_path / 'taken').write_text('a file')
     with pytest.raises(RecordError, match=r'taken/records: .*Not a directory'):
         tiny.trainer([make(save_folder=str(tmp_path / 'taken/records'))])
+
+
+def test_a_run_name_that_is_too_long_for_a_folder_is_an_error_before_training(tiny_settings, tmp_path):
+    gauntlet = EvalGauntlet(**tiny_settings, save_folder=str(tmp_path / '{run_name}'))
+    with pytest.raises(ConfigError, match=r'save_folder: has a name of 300 bytes; allowed: 255 .* shorten run_name'):
+        tiny.trainer([gauntlet], run_name='x' * 300)
 
 
 def test_tasks_that_cannot_run_are_one_warning(tmp_path, tiny_settings, make, caplog, monkeypatch):
