@@ -5,6 +5,7 @@ Ranks in separate processes and killed evaluations are in integration/test_resum
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from llmfoundry_gauntlet.evaluation.run import (
     summarize,
 )
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.types import ItemKey, ItemResult
+from llmfoundry_gauntlet.types import ItemKey, ItemResult, ScoreRequest
 
 LONGEST = 200
 WORDS = ('red', 'green', 'blue', 'grey')
@@ -195,6 +196,50 @@ def stretched(kind: str, base: int, rotary: RotaryLengths | None) -> CausalLangu
     """Return a fresh model whose rotary frequencies differ beyond `base` tokens."""
     network = networks.stretched(kind, base, vocab_size=128)
     return CausalLanguageModel(network, device=torch.device('cpu'), rotary=rotary)
+
+
+@pytest.mark.parametrize(
+    ('name', 'loaded'), [('bloom', 'eager'), *itertools.product(('llama', 'gpt2', 'mixtral'), ('eager', 'sdpa'))]
+)
+def test_a_prompt_that_is_masked_as_a_whole(name: str, loaded: str, tmp_path, character_tokenizer):
+    """Empty questions whose first token, bos, is also the padding token, in the reference's semantics.
+
+    Eager attention takes the mean over the whole row there, which the reference pads to max_seq_len.
+    Mutations: pad these rows as others; leave out the last token; run them with the loaded attention.
+    """
+    ((hidden,),) = character_tokenizer([''], add_special_tokens=True)['input_ids']
+    questions = ['', 'one and one?', '', 'one and one and one and one and one and?']
+    choices = ['yes', 'n', 'm']
+    rows = [{'query': question, 'choices': choices, 'gold': 0} for question in questions]
+    (tmp_path / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+    task = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+    task |= {'continuation_delimiter': '', 'max_seq_len': 50}
+    data = load_data(decode_settings({'tasks': [task], 'data_root': str(tmp_path), 'semantics': 'reference'}))
+    prepared = prepare_evaluation(data, Encoder(character_tokenizer), max_seq_len=LONGEST)
+    network = networks.network(name, vocab_size=128, attn_implementation=loaded)
+    model = CausalLanguageModel(network, device=torch.device('cpu'), hidden_token_id=hidden)
+    bare = networks.network(name, vocab_size=128, attn_implementation='eager')
+    expected = [logprobs_of_padded_rows(bare, request, 50, hidden) for request in prepared.score_requests]
+    assert abs(expected[0] - expected[1]).max() > 0.1
+    for layout in LAYOUTS:
+        for tokens_per_batch in (1, 60, 100_000):
+            plan = plan_evaluation(prepared, tokens_per_batch=tokens_per_batch, layout=layout, hidden_token_id=hidden)
+            ours = items(run(model, plan))
+            for request, wanted in zip(plan.score_requests, expected, strict=True):
+                np.testing.assert_allclose(ours[request.key].logprobs, wanted, **ROUNDING)
+
+
+@torch.no_grad()
+def logprobs_of_padded_rows(network: Any, request: ScoreRequest, length: int, hidden: int) -> np.ndarray:
+    """Return the summed log-probability of each choice from a bare forward of rows padded to this length."""
+    sums = []
+    for context, continuation in zip(request.contexts, request.continuations, strict=True):
+        tokens = [*context.tolist(), *continuation.tolist()]
+        ids = torch.tensor([tokens + [hidden] * (length - len(tokens))])
+        logprobs = network(input_ids=ids, attention_mask=(ids != hidden).long()).logits[0].log_softmax(-1)
+        places = range(len(context), len(tokens))
+        sums.append(sum(float(logprobs[place - 1, tokens[place]]) for place in places))
+    return np.array(sums)
 
 
 @pytest.mark.parametrize('num_ranks', [1, 2, 3])

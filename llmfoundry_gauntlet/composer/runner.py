@@ -80,8 +80,7 @@ class ModelRunner:
         if self.prepared.data.settings.reference:
             hidden = self.tokenizer.pad_token_id
             hidden = self.tokenizer.eos_token_id if hidden is None else hidden
-            longest = self.prepared.max_seq_len
-            padded_to = {key: min(task.max_seq_len or longest, longest) for key, task in self.prepared.tasks.items()}
+            padded_to = {key: self.prepared.max_seq_len_of(key) for key in self.prepared.tasks}
         return CausalLanguageModel(
             self.model.model,
             device=next(self.model.parameters()).device,

@@ -27,6 +27,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 NAME = 'gauntlet_attention'  # the attn_implementation in a model's configuration while the engine runs it
 SELECTION = '_attn_implementation'  # the key of transformers' configurations that names the attention to use
+EAGER = 'eager'
+FLAGS = ('_use_sdpa', '_use_flash_attention_2')  # of attention modules
 UNLIMITED = 1 << 30  # tokens of a stream
 
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its temporary value
@@ -183,6 +185,34 @@ def selects_at_each_call(module: torch.nn.Module) -> bool:
         if inspect.isfunction(value) and name != '__init__'
     ]
     return any(SELECTION in method.__code__.co_names for method in methods)
+
+
+def eager_changes(model: torch.nn.Module) -> list[Change]:
+    """Return the changes that switch a model to eager attention; empty if it uses it already or cannot be switched.
+
+    transformers selects the implementation in three ways: by the configuration at every call, by flags that attention
+    modules copy from the configuration when constructed, and by the class of these modules. All three change together,
+    as a family's masks are built for one implementation.
+    """
+    configs: dict[int, Any] = {}
+    by_class: list[Change] = []
+    flags: list[Change] = []
+    for module in model.modules():
+        own = vars(module).get('config')
+        if implementation_of(own) is not None:
+            configs[id(own)] = own
+        if (eager := other_class(module, EAGER)) is not None:
+            by_class.append((module, '__class__', eager))
+        flags += [(module, name, False) for name in FLAGS if vars(module).get(name) is True]
+        if vars(module).get(SELECTION, EAGER) != EAGER:
+            flags.append((module, SELECTION, EAGER))
+    by_config = [(config, SELECTION, EAGER) for config in configs.values() if config._attn_implementation != EAGER]
+    can_switch = (
+        bool(by_class or flags)
+        or getattr(model, '_supports_attention_backend', False)
+        or any(map(selects_at_each_call, model.modules()))
+    )
+    return [*by_config, *flags, *by_class] if by_config and can_switch else []
 
 
 def implementation_of(config: Any) -> str | None:

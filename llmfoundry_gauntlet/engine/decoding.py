@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from llmfoundry_gauntlet.engine.attention import to_device
+from llmfoundry_gauntlet.engine.attention import changed, eager_changes, to_device
 from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.logits import logits_of, output_layer, picking, rounding_of
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
@@ -67,7 +67,7 @@ class DecodingModel:
         """Run right-aligned prompts into the cache; return their last logits, float32 [prompts, V]."""
         lengths = list(map(len, contexts))
         width = max(lengths)
-        tokens = np.zeros((len(contexts), width), np.int64)
+        tokens = np.full((len(contexts), width), self.padding, np.int64)
         seen = np.zeros((len(contexts), width), np.bool_)
         for row, context in enumerate(contexts):
             tokens[row, width - len(context) :] = context
@@ -78,7 +78,7 @@ class DecodingModel:
             return self._run_stream(contexts, cache)
         self.usage.prompt_tokens += sum(lengths)
         self.usage.padding_tokens += tokens.size - sum(lengths)
-        return self._forward(tokens, mask, positions_of(seen), cache=cache)
+        return self._forward(tokens, mask, positions_of(seen), cache=cache, is_hidden=hides_a_row(seen))
 
     def run_step(self, tokens: Sequence[int], positions: Sequence[int], cache: KVCache) -> torch.Tensor:
         """Run the latest token of every slot in use; return the next logits, float32 [slots, V]."""
@@ -90,7 +90,7 @@ class DecodingModel:
         """Run prompts and their generations so far without a cache; return the last logits, float32 [prompts, V]."""
         whole = [np.append(*parts).astype(np.int64) for parts in zip(contexts, generated, strict=True)]
         width = max(map(len, whole))
-        tokens = np.zeros((len(whole), width), np.int64)
+        tokens = np.full((len(whole), width), self.padding, np.int64)
         seen = np.zeros((len(whole), width), np.bool_)
         for row, (context, ids) in enumerate(zip(contexts, whole, strict=True)):
             tokens[row, : len(ids)] = ids
@@ -99,7 +99,14 @@ class DecodingModel:
         positions = None if self.language_model.hidden_token_id is None else positions_of(seen)
         self.usage.padding_tokens += tokens.size - len(whole)
         ends = self._ids([len(ids) - 1 for ids in whole])
-        return self._forward(tokens, to_device(seen, self.language_model.device), positions, ends)
+        mask = to_device(seen, self.language_model.device)
+        return self._forward(tokens, mask, positions, ends, is_hidden=hides_a_row(seen))
+
+    @property
+    def padding(self) -> int:
+        """Return the token that fills rows. Where a prompt is hidden as a whole, its token's values may be read."""
+        hidden = self.language_model.hidden_token_id
+        return 0 if hidden is None else hidden
 
     def is_seen(self, context: Ids) -> Bools:
         """Return which tokens of a prompt are attended to: all but those that the reference masks."""
@@ -128,11 +135,19 @@ class DecodingModel:
         positions: Ints | None,
         ends: torch.Tensor | None = None,
         cache: KVCache | None = None,
+        *,
+        is_hidden: bool = False,
     ) -> torch.Tensor:
-        """Return the logits at the last token of each row, or at `ends`: float32 [rows, V]."""
+        """Return the logits at the last token of each row, or at `ends`: float32 [rows, V].
+
+        `is_hidden` if a prompt is hidden as a whole: eager attention then takes the mean over its row, as in scoring,
+        and other implementations have their own rules.
+        """
         language_model = self.language_model
         mask: torch.Tensor | None = seen.long()
         attention: AbstractContextManager[None] = language_model.attention()
+        if is_hidden:
+            attention = changed(eager_changes(language_model.model))
         if cache is not None and self.layout == PROMPT_STREAM:
             engine = language_model.engine_attention
             mask = engine.mask(language_model.device)
@@ -186,9 +201,13 @@ class DecodingModel:
 
 
 def positions_of(seen: Bools) -> Ints:
-    """Return the position of each token among the unmasked tokens of its row."""
-    positions: Ints = np.maximum(seen.cumsum(axis=1) - 1, 0)
-    return positions
+    """Return the position of each token among the unmasked tokens of its row; 1 if masked, as in `generate`."""
+    return np.where(seen, seen.cumsum(axis=1) - 1, 1)
+
+
+def hides_a_row(seen: Bools) -> bool:
+    """Return whether no token of some row is seen."""
+    return not seen.any(axis=1).all()
 
 
 def stream_of(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:

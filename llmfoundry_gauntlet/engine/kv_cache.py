@@ -198,7 +198,8 @@ class CachedAttention:
         self.columns = torch.arange(seen.shape[-1], device=seen.device)
         self.ends = self.columns[-width:] if cache.is_prompt else self.columns[cache.column - 1 : cache.column]
         self.seen = seen & (self.columns <= self.ends[:, None])  # [slots, queries, columns]
-        self.seen |= self.columns == self.ends[:, None]  # padding attends to itself: an empty softmax is nan
+        # A token that sees nothing, such as padding, attends to itself: an empty softmax is nan.
+        self.seen |= (self.columns == self.ends[:, None]) & ~self.seen.any(dim=-1, keepdim=True)
         counted = torch.ones_like(seen) if counts_masked else seen
         self.positions = (counted[:, 0].cumsum(1) - 1).clamp(min=0)
         self.bias: torch.Tensor | None = None  # [slots, heads, 1, columns]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from llmfoundry_gauntlet.engine.attention import Change, Replacement, changed, replacement, to_device
+from llmfoundry_gauntlet.engine.attention import Change, Replacement, changed, eager_changes, replacement, to_device
 from llmfoundry_gauntlet.engine.continuous import CACHED_PER_TOKEN, LEAST_BATCHES, requests_per_batch
 from llmfoundry_gauntlet.engine.logits import (
     LogitReader,
@@ -213,6 +213,8 @@ class CausalLanguageModel:
             )
 
     def _padded_rows(self, batch: Batch) -> LogitReader:
+        if batch.padded_to:
+            return self._rows_of_reference(batch)
         rows = lay_out_rows(batch.requests)
         mask = np.arange(rows.tokens.shape[1])[None] < rows.lengths[:, None]
         if self.hidden_token_id is not None:
@@ -220,6 +222,17 @@ class CausalLanguageModel:
         mask_ids = to_device(mask.astype(np.int64), self.device)
         with self.attention():
             return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask_ids)
+
+    def _rows_of_reference(self, batch: Batch) -> LogitReader:
+        """Run rows as llm-foundry does: padded to `padded_to`, every padding token masked, with eager attention.
+
+        Where all tokens up to a position are masked, eager attention takes the mean over the whole row, padding
+        included, and other implementations have their own rules.
+        """
+        rows = lay_out_rows(batch.requests, padded_to=batch.padded_to, padding=self.hidden_token_id)
+        mask = to_device((rows.tokens != self.hidden_token_id).astype(np.int64), self.device)
+        with changed(eager_changes(self.model)):
+            return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask)
 
     def _forward(
         self,

@@ -25,6 +25,7 @@ from llmfoundry_gauntlet.engine.trees import (
     num_distinct_prefixes,
     num_shared,
     sortable,
+    whole_rows,
 )
 from llmfoundry_gauntlet.types import Ids, ScoreRequest
 
@@ -51,7 +52,7 @@ class Batch:
 
     `num_tokens` are the model's input tokens, with padding and without the cached `prefix`. `cost` is the estimated
     work in tokens. A batch without requests runs its prefix. `rope_length` sets the rotary frequencies of all rows;
-    None if they depend on no length.
+    None if they depend on no length. With `padded_to`, rows are padded to this length as by llm-foundry.
     """
 
     layout: str
@@ -60,6 +61,7 @@ class Batch:
     cost: float
     prefix: Ids | None = None
     rope_length: int | None = None
+    padded_to: int = 0
 
     @property
     def requests(self) -> tuple[ScoreRequest, ...]:
@@ -79,7 +81,7 @@ class Batch:
         else:
             return (self,)
         if self.layout == PADDED_ROWS:
-            halves = [batch_of_rows([tree.requests[0] for tree in part]) for part in parts]
+            halves = [batch_of_rows([tree.requests[0] for tree in part], self.padded_to) for part in parts]
         else:
             halves = [make_batch(part, self.prefix) for part in parts]
         return tuple(replace(half, rope_length=self.rope_length) for half in halves)
@@ -116,11 +118,13 @@ def plan(
     tokens_per_batch: int,
     layout: str = STREAM,
     rotary: RotaryLengths | None = None,
+    padded_to: int = 0,
 ) -> list[Batch]:
     """Return batches of at most `tokens_per_batch` tokens, padding included, the longest trees or rows first.
 
     All choices of a request are in one batch, so a single item may exceed the limit. Requests that cannot be scored are
-    left out. With `rotary` all requests of a batch have the same rotary frequencies.
+    left out. With `rotary` all requests of a batch have the same rotary frequencies. `padded_to` is the least length of
+    padded rows.
     """
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
@@ -129,14 +133,14 @@ def plan(
     return [
         replace(batch, rope_length=length)
         for length, group in groups
-        for batch in plan_alike(group, tokens_per_batch, layout)
+        for batch in plan_alike(group, tokens_per_batch, layout, padded_to)
     ]
 
 
-def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: str) -> list[Batch]:
+def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: str, padded_to: int) -> list[Batch]:
     """Return batches of requests with the same rotary frequencies."""
     if layout == PADDED_ROWS:
-        return pack_rows(scorable, tokens_per_batch)
+        return pack_rows(scorable, tokens_per_batch, padded_to)
     batches: list[Batch] = []
     single: list[Tree] = []
     cap = min(MAX_TREE_TOKENS, tokens_per_batch)
@@ -293,9 +297,11 @@ def pack_trees(trees: list[Tree], tokens_per_batch: int, prefix: Ids | None = No
     return batches
 
 
-def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int) -> list[Batch]:
+def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int, padded_to: int = 0) -> list[Batch]:
     """Return batches of rows of similar length, the longest first."""
-    measured = [(request, longest_row(request), num_distinct_rows(request)) for request in requests]
+    measured = [
+        (request, longest_row(request, padded_to), num_distinct_rows(request, padded_to)) for request in requests
+    ]
     measured.sort(key=lambda entry: (-entry[1], entry[0].key))
     batches: list[Batch] = []
     group: list[ScoreRequest] = []
@@ -304,31 +310,33 @@ def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int) -> list[B
         full = (num_rows + rows) * width > tokens_per_batch
         wasteful = length < SHORTEST_SHARE * width and num_rows * width > LEAST_SHARE * tokens_per_batch
         if group and (full or wasteful):
-            batches.append(batch_of_rows(group))
+            batches.append(batch_of_rows(group, padded_to))
             group, num_rows = [], 0
         if not group:
             width = length
         group.append(request)
         num_rows += rows
     if group:
-        batches.append(batch_of_rows(group))
+        batches.append(batch_of_rows(group, padded_to))
     return batches
 
 
-def batch_of_rows(requests: Sequence[ScoreRequest]) -> Batch:
+def batch_of_rows(requests: Sequence[ScoreRequest], padded_to: int = 0) -> Batch:
     """Return a batch of padded rows; each request counts as a tree, though its rows share nothing."""
-    trees = tuple(Tree(requests=(request,), num_tokens=longest_row(request)) for request in requests)
+    trees = tuple(Tree(requests=(request,), num_tokens=longest_row(request, padded_to)) for request in requests)
     width = max(tree.num_tokens for tree in trees)
-    num_rows = sum(map(num_distinct_rows, requests))
+    num_rows = sum(num_distinct_rows(request, padded_to) for request in requests)
     cost = num_rows * width + num_rows * width * width / 2 / PAIRS_PER_TOKEN
-    return Batch(layout=PADDED_ROWS, trees=trees, num_tokens=num_rows * width, cost=cost)
+    return Batch(layout=PADDED_ROWS, trees=trees, num_tokens=num_rows * width, cost=cost, padded_to=padded_to)
 
 
-def longest_row(request: ScoreRequest) -> int:
+def longest_row(request: ScoreRequest, padded_to: int = 0) -> int:
     """Return the length of the request's longest input row."""
-    return max(len(a) + len(b) - 1 for a, b in zip(request.contexts, request.continuations, strict=True))
+    longest = max(len(a) + len(b) for a, b in zip(request.contexts, request.continuations, strict=True))
+    return max(longest, padded_to) if padded_to else longest - 1
 
 
-def num_distinct_rows(request: ScoreRequest) -> int:
+def num_distinct_rows(request: ScoreRequest, padded_to: int = 0) -> int:
     """Return the number of distinct input rows of the request."""
-    return len({row.tobytes() for row in input_rows(request)})
+    rows = whole_rows(request) if padded_to else input_rows(request)
+    return len({row.tobytes() for row in rows})

@@ -24,13 +24,11 @@ import numpy.typing as npt
 import torch
 
 from llmfoundry_gauntlet.engine.attention import (
-    SELECTION,
-    Change,
+    EAGER,
     Unsupported,
     changed,
+    eager_changes,
     implementation_of,
-    other_class,
-    selects_at_each_call,
     to_device,
 )
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
@@ -43,8 +41,6 @@ from llmfoundry_gauntlet.types import Floats, GenerateRequest, Ids, ItemKey, Sco
 
 log = logging.getLogger(__name__)
 
-EAGER = 'eager'
-FLAGS = ('_use_sdpa', '_use_flash_attention_2')  # of attention modules
 NAMES = {
     STREAM: 'token stream',
     PADDED_ROWS: 'padded rows',
@@ -213,34 +209,6 @@ def warn_of_fixed_attention(language_model: CausalLanguageModel, implementation:
             "scores, so they were not compared; load it with attn_implementation='eager' to get its scores",
             implementation,
         )
-
-
-def eager_changes(model: torch.nn.Module) -> list[Change]:
-    """Return the changes that switch a model to eager attention; empty if it uses it already or cannot be switched.
-
-    transformers selects the implementation in three ways: by the configuration at every call, by flags that attention
-    modules copy from the configuration when constructed, and by the class of these modules. All three change together,
-    as a family's masks are built for one implementation.
-    """
-    configs: dict[int, Any] = {}
-    by_class: list[Change] = []
-    flags: list[Change] = []
-    for module in model.modules():
-        own = vars(module).get('config')
-        if implementation_of(own) is not None:
-            configs[id(own)] = own
-        if (eager := other_class(module, EAGER)) is not None:
-            by_class.append((module, '__class__', eager))
-        flags += [(module, name, False) for name in FLAGS if vars(module).get(name) is True]
-        if vars(module).get(SELECTION, EAGER) != EAGER:
-            flags.append((module, SELECTION, EAGER))
-    by_config = [(config, SELECTION, EAGER) for config in configs.values() if config._attn_implementation != EAGER]
-    can_switch = (
-        bool(by_class or flags)
-        or getattr(model, '_supports_attention_backend', False)
-        or any(map(selects_at_each_call, model.modules()))
-    )
-    return [*by_config, *flags, *by_class] if by_config and can_switch else []
 
 
 def tolerance_of(language_model: CausalLanguageModel, requests: Sequence[ScoreRequest], longest: int) -> float:

@@ -159,7 +159,7 @@ def tokens_of_batch(batch: Batch) -> Iterator[tuple[str, int]]:
     if batch.layout == PADDED_ROWS:
         width = max(tree.num_tokens for tree in batch.trees)
         for request in batch.requests:
-            yield request.key.task, num_distinct_rows(request) * width
+            yield request.key.task, num_distinct_rows(request, batch.padded_to) * width
         return
     for tree in batch.trees:
         yield from tokens_of_tree(tree)

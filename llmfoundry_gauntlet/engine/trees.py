@@ -45,7 +45,7 @@ class Stream:
 class Rows:
     """Padded sequences. R = rows, L = longest row; reads are flat positions in [R * L]."""
 
-    tokens: Ids  # [R, L], short rows padded with their own last token
+    tokens: Ids  # [R, L], short rows padded with their own last token, or with a given one
     lengths: Ints  # [R]
     reads: Ints  # [N]
     targets: Ids  # [N]
@@ -88,6 +88,11 @@ def input_rows(request: ScoreRequest) -> list[Ids]:
     return [input_row(*parts) for parts in zip(request.contexts, request.continuations, strict=True)]
 
 
+def whole_rows(request: ScoreRequest) -> list[Ids]:
+    """Return context and continuation with its last token, for each continuation."""
+    return [np.concatenate(parts) for parts in zip(request.contexts, request.continuations, strict=True)]
+
+
 def context_request(context: Ids, row: int = 0) -> ScoreRequest:
     """Return a request that runs a context and reads only its last position; the scored token is arbitrary."""
     return ScoreRequest(key=ItemKey('context', row), contexts=(context,), continuations=(context[-1:],))
@@ -98,21 +103,27 @@ def targets_of(requests: Sequence[ScoreRequest]) -> Ids:
     return np.concatenate([ids for request in requests for ids in request.continuations])
 
 
-def lay_out_rows(requests: Sequence[ScoreRequest]) -> Rows:
-    """Return one row for each distinct sequence."""
+def lay_out_rows(requests: Sequence[ScoreRequest], *, padded_to: int = 0, padding: int | None = None) -> Rows:
+    """Return one row for each distinct sequence.
+
+    With `padded_to` a row has the continuation's last token too, and is padded to this length with the token `padding`.
+    """
     rows: list[Ids] = []
     index_of: dict[bytes, int] = {}
     places = []
     for request in requests:
-        for context, continuation in zip(request.contexts, request.continuations, strict=True):
-            row = input_row(context, continuation)
+        sequences = whole_rows(request) if padded_to else input_rows(request)
+        for row, context, continuation in zip(sequences, request.contexts, request.continuations, strict=True):
             index = index_of.setdefault(row.tobytes(), len(rows))
             if index == len(rows):
                 rows.append(row)
             places.append((index, len(context) - 1, len(continuation)))
     lengths = np.array([len(row) for row in rows])
-    width = lengths.max()
-    tokens = np.stack([np.pad(row, (0, width - len(row)), mode='edge') for row in rows])
+    width = max(lengths.max(), padded_to)
+    fillers = [row[-1] if padding is None else padding for row in rows]
+    tokens = np.repeat(np.array(fillers, np.int32)[:, None], width, axis=1)
+    for padded, row in zip(tokens, rows, strict=True):
+        padded[: len(row)] = row
     reads = np.concatenate([np.arange(start, start + count) + index * width for index, start, count in places])
     return Rows(tokens=tokens, lengths=lengths, reads=reads, targets=targets_of(requests))
 

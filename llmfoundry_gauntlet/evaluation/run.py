@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, fields, replace
@@ -58,6 +59,10 @@ class PreparedEvaluation:
     items: Mapping[ItemKey, Item]
     max_seq_len: int
     tokenizer: str
+
+    def max_seq_len_of(self, task: str) -> int:
+        """Return the greatest length of a task's rows, to which llm-foundry pads them."""
+        return min(self.tasks[task].max_seq_len or self.max_seq_len, self.max_seq_len)
 
     @property
     def score_requests(self) -> list[ScoreRequest]:
@@ -242,24 +247,37 @@ def plan_evaluation(
 ) -> PlannedEvaluation:
     """Return the evaluation with batches over all tasks together.
 
-    Requests that contain `hidden_token_id` always run in padded rows; requests with different rotary frequencies are
-    never in one batch. `tokens_per_batch` is raised to the size of the largest request, with a warning. That of
-    generation is the same by default; `requests_per_batch` are those of a continuous batch.
+    Requests that contain `hidden_token_id` always run in padded rows, and those with a context of nothing else padded
+    to the task's length: attention over a context that is masked as a whole depends on the padding. Requests with
+    different rotary frequencies are never in one batch. `tokens_per_batch` is raised to the size of the largest
+    request, with a warning. That of generation is the same by default; `requests_per_batch` are those of a continuous
+    batch.
     """
     others: list[ScoreRequest] = []
     hidden: list[ScoreRequest] = []
+    blind: dict[int, list[ScoreRequest]] = defaultdict(list)  # by length
     for request in prepared.score_requests:
-        is_hidden = (
-            hidden_token_id is not None
-            and prepared.tasks[request.key.task].is_in_llm_foundry
-            and holds(request, hidden_token_id)
-        )
-        (hidden if is_hidden else others).append(request)
+        task = request.key.task
+        if hidden_token_id is None or not prepared.tasks[task].is_in_llm_foundry:
+            others.append(request)
+        elif is_blind(request, hidden_token_id):
+            blind[prepared.max_seq_len_of(task)].append(request)
+        elif holds(request, hidden_token_id):
+            hidden.append(request)
+        else:
+            others.append(request)
 
     def batches_of(tokens: int) -> list[Batch]:
         return [
             *plan(others, tokens_per_batch=tokens, layout=layout, rotary=rotary),
             *plan(hidden, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=rotary),
+        ]
+
+    def padded_batches(tokens: int) -> list[Batch]:
+        return [
+            batch
+            for length, requests in sorted(blind.items(), reverse=True)
+            for batch in plan(requests, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=rotary, padded_to=length)
         ]
 
     generation_tokens = tokens_per_batch if generation_tokens_per_batch is None else generation_tokens_per_batch
@@ -270,7 +288,7 @@ def plan_evaluation(
         batches = batches_of(largest)
     return PlannedEvaluation(
         **{part.name: getattr(prepared, part.name) for part in fields(PreparedEvaluation)},
-        batches=tuple(batches),
+        batches=(*batches, *padded_batches(max(tokens_per_batch, largest))),
         continuous_batches=tuple(
             plan_continuous_batches(
                 prepared.generate_requests,
@@ -286,6 +304,11 @@ def plan_evaluation(
         generation_tokens_per_batch=generation_tokens,
         requests_per_batch=requests_per_batch,
     )
+
+
+def is_blind(request: ScoreRequest, hidden: int) -> bool:
+    """Return whether a context of a request holds nothing but hidden tokens, so that its choice sees no token."""
+    return request.unscorable is None and any((context == hidden).all() for context in request.contexts)
 
 
 def holds(request: ScoreRequest, token: int) -> bool:

@@ -55,6 +55,26 @@ def test_hidden_tokens_are_masked_only_in_prompts(name: str, layout: str):
             assert generations.texts(generator, requests, num_slots) == [letters(ids) for ids in wanted]
 
 
+@pytest.mark.parametrize('loaded', ['eager', 'sdpa'])
+@pytest.mark.parametrize(('name', 'layout'), FAMILIES)
+def test_a_prompt_may_end_in_hidden_tokens_or_hold_nothing_else(name: str, layout: str, loaded: str):
+    """As with eager attention in `generate`: the last token of such a prompt does not see itself.
+
+    Mutations: it does; its position is not 1; padding is another token than the hidden one.
+    """
+    rng = np.random.default_rng(8)
+    contexts = [[*draw(rng, 6), HIDDEN], [HIDDEN], [*draw(rng, 3), HIDDEN, HIDDEN], [HIDDEN] * 4, draw(rng, 9)]
+    requests = [request(row, context, 6) for row, context in enumerate(contexts)]
+    expected = generations.generated_alone(networks.network(name, attn_implementation='eager'), requests, HIDDEN)
+    if loaded == 'sdpa' and name in networks.EAGER_ALONE:
+        loaded = 'eager'
+    for chosen in (requests, requests[::-1], requests[1:2], requests[3:]):
+        model = networks.network(name, attn_implementation=loaded)
+        generator = generator_of(model, layout, hidden_token_id=HIDDEN)
+        wanted = [letters(expected[one.key.row]) for one in chosen]
+        assert generations.texts(generator, chosen, len(chosen)) == wanted
+
+
 def filled_up(kind: str, one: GenerateRequest) -> Callable[[list[int]], torch.Tensor]:
     """Return logits of a bare forward of a fresh network, padded to the longest possible generation."""
     length = len(one.context) + one.max_new_tokens
@@ -144,7 +164,7 @@ def test_positions_of_biases_count_masked_tokens_as_the_model_does(counts_masked
     cache.enter([3], torch.tensor([[True, False, True]]))
     prompt = CachedAttention(cache, 3, None, counts_masked=counts_masked)
     assert prompt.positions[0].tolist() == positions[:3]
-    assert prompt.seen[0].int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]  # a masked token sees itself
+    assert prompt.seen[0].int().tolist() == [[1, 0, 0], [1, 0, 0], [1, 0, 1]]  # a masked token does not see itself
     cache.step()
     step = CachedAttention(cache, 1, None, counts_masked=counts_masked)
     assert step.positions[0, :4].tolist() == positions
