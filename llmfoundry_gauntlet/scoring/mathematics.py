@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -19,14 +18,15 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Literal
 
 from llmfoundry_gauntlet.errors import GauntletError
-from llmfoundry_gauntlet.scoring.math_forms import NUMBER, answers_equal, forms_of
+from llmfoundry_gauntlet.scoring.math_boxes import answer_of, boxed, gold_of
+from llmfoundry_gauntlet.scoring.math_forms import answers_equal
 from llmfoundry_gauntlet.scoring.math_reference import reference_answer_of, reference_equal_with, reference_gold_of
 
 MIB = 2**20
@@ -50,24 +50,6 @@ __all__ = [
     'reference_gold_of',
 ]
 
-BOX = re.compile(r'\\(?:boxed|fbox)(?![A-Za-z])\s*')
-OPENED_BOX = re.compile(r'\s*\\(?:boxed|fbox)\s*(?=\{)')
-BRACES = re.compile(r'\\.|[{}]', re.DOTALL)
-UNBRACED = re.compile(r'-?\d+(?:[.,]\d+)*|-?[A-Za-z]|-?\\[A-Za-z]+')
-HIDDEN = re.compile(r'\\[hv]?phantom\s*\{[^{}]*\}|\\[,;:! ]|\\q?quad')
-REMARK = re.compile(r'\n[ \t]*(?:\*\*)?(?:Note|Remark)\b')
-EITHER = re.compile(r'\beither\b.{0,60}\b(?:accepted|acceptable|correct)\b', re.IGNORECASE | re.DOTALL)
-MATH_MARKS = re.compile(r'\$|\\[()\[\]]|&|\\text\s*\{|[{}]')
-JOINED = re.compile(r'\s*[,;]?\s*(?:and|or)?\s*(?:[A-Za-z]\w?\s*(?:=|is)\s*)?')
-ROW = re.compile(r'\s*[,;]\s*\\\\[^$]*=\s*')
-NEW_START = re.compile(
-    r'\b(?:thus|therefore|hence|finally|final|answers?|wait|actually|mistake|wrong|incorrect|instead|however|check|'
-    r'total|sum|product|conclu\w+|alternative\w*|or)\b',
-    re.IGNORECASE,
-)
-ENUMERATED = re.compile(r'\b(?:another|other|second|third|fourth|last)\b', re.IGNORECASE)
-NO_LABEL = ('answer', 'result', 'value', 'solution', 'it', 'this', 'that', 'which', 'there')
-MAX_BETWEEN = 600
 MAX_CACHED = 200_000
 MAX_CHARACTERS, MAX_NESTING = 10_000, 60  # of texts that the reference's rules compare in this process
 
@@ -158,128 +140,6 @@ def stop(process: subprocess.Popen[bytes], owner: int) -> None:
         if stream is not None:
             with contextlib.suppress(OSError):  # closing flushes a line that nobody can read any more
                 stream.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A box of a text: its beginning, end and content."""
-
-    begin: int
-    end: int
-    content: str
-
-
-def boxes_in(text: str) -> list[Box]:
-    """Return the outermost boxes of a text, in order; unclosed ones are ignored."""
-    found, place, closing = [], 0, matching_braces(text)
-    while command := BOX.search(text, place):
-        place = command.end()
-        if text.startswith('{', place):
-            if (end := closing.get(place)) is not None:
-                found.append(Box(command.start(), end + 1, text[place + 1 : end]))
-                place = end + 1
-        elif content := UNBRACED.match(text, place):
-            found.append(Box(command.start(), content.end(), content[0]))
-            place = content.end()
-    return found
-
-
-def matching_braces(text: str) -> dict[int, int]:
-    """Return the position of the closing brace by that of its opening brace; escaped and unmatched ones are ignored."""
-    found, open_ones = {}, []
-    for mark in BRACES.finditer(text):
-        if mark[0] == '{':
-            open_ones.append(mark.start())
-        elif mark[0] == '}' and open_ones:
-            found[open_ones.pop()] = mark.start()
-    return found
-
-
-def boxed(text: str) -> list[str]:
-    """Return the content of each outermost \\boxed or \\fbox of a text."""
-    return [box.content for box in boxes_in(text)]
-
-
-def gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str:
-    """Return the gold answer to a problem: from the fix table, else from its solution. Raise ValueError without a box.
-
-    Boxes at the end of a solution are joined by ', '; boxes in earlier steps are not part of the answer.
-    """
-    if fixes and problem in fixes:
-        return fixes[problem]
-    gold = answer_of(solution)
-    if gold is None:
-        raise ValueError('the solution has no \\boxed{...}')
-    return gold
-
-
-def answer_of(completion: str) -> str | None:
-    """Return the last non-empty box of a generation, or its final boxes, joined by ', '; None without one.
-
-    Boxes belong together if they are adjacent, in rows of one formula, or have the same label. If a generation says
-    that either of two is correct, the last is taken; a note after the answer is not part of it.
-    """
-    boxes = [replace(box, content=without_boxes(box.content)) for box in boxes_in(completion)]
-    found = [box for box in boxes if HIDDEN.sub('', box.content).strip('{} \t\n')]
-    if (remark := REMARK.search(completion)) and any(box.end <= remark.start() for box in found):
-        found = [box for box in found if box.end <= remark.start()]
-    if not found:
-        return None
-    answers = found[-1:]
-    if not EITHER.search(completion[found[-1].end : found[-1].end + 200]):
-        for box in reversed(found[:-1]):
-            if not belong_together(completion, box, answers[0]):
-                break
-            answers.insert(0, box)
-    contents = {same_key(box.content): box.content.strip() for box in answers}
-    return ', '.join(contents.values())
-
-
-def without_boxes(content: str) -> str:
-    """Return the content of a box without the commands of boxes nested in it."""
-    closing = matching_braces(content)
-    begin, end = 0, len(content)
-    while command := OPENED_BOX.match(content, begin):
-        closed = closing.get(command.end())
-        if closed is None or content[closed + 1 : end].strip():
-            break
-        begin, end = command.end() + 1, closed
-    return BOX.sub('', content[begin:end])
-
-
-def belong_together(completion: str, box: Box, following: Box) -> bool:
-    """Return whether two boxes are parts of one answer."""
-    between = completion[box.end : following.begin]
-    plain = ' '.join(MATH_MARKS.sub(' ', between).split())
-    if re.match(r'[,;]|and\b|or\b', plain) and JOINED.fullmatch(plain):
-        return True
-    if ROW.fullmatch(between):
-        return True
-    label = label_before(completion, following)
-    if not label or len(between) > MAX_BETWEEN or NEW_START.search(between):
-        return False
-    return label == label_before(completion, box) and (len(label) == 1 or ENUMERATED.search(between) is not None)
-
-
-def label_before(completion: str, box: Box) -> str | None:
-    """Return the label of a box: x in `x = \\boxed{1}`, angle in `this angle is \\boxed{30}`; None without one."""
-    before = completion[max(0, box.begin - 200) : box.begin].replace('&', '')
-    prose, _, formula = before.rpartition('$')
-    if named := re.match(r'\s*([A-Za-z](?:_\{?\w+\}?)?)\s*=', formula):
-        return named[1]
-    named = re.search(r'([A-Za-z]+)\s+(?:is|are|equals)\s*\Z', prose)
-    return named[1].lower() if named and named[1].lower() not in NO_LABEL else None
-
-
-def same_key(content: str) -> object:
-    """Return a key shared by boxes with the same answer: a number's value, or the terms of a sum in any order."""
-    forms = forms_of(content)
-    if len(forms) == 1 and forms[0].kind == NUMBER:
-        return forms[0].value, forms[0].unit
-    text = ''.join((forms[0].text if forms else content).split())
-    if re.search(r'[(){},=]', text):
-        return text
-    return tuple(sorted(re.findall(r'[+-][^+-]+', text if text[:1] in '+-' else f'+{text}')))
 
 
 class NeedsSympy(Exception):

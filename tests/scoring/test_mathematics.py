@@ -6,9 +6,7 @@ import subprocess
 import sys
 from contextlib import closing
 
-import pytest
-
-from llmfoundry_gauntlet.scoring.mathematics import Comparer, answer_of, boxed, gold_of
+from llmfoundry_gauntlet.scoring.mathematics import Comparer, gold_of
 
 NAMED_BASES = ('two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 EQUAL = (
@@ -192,77 +190,6 @@ def test_numbers_and_words_need_no_worker():
         assert not comparer.equal('3', '4')
         assert comparer.equal(r'\text{Friday}', 'Friday')
         assert comparer._workers == {}
-
-
-@pytest.mark.parametrize(
-    ('text', 'contents'),
-    [
-        ('no box', []),
-        (r'\boxed{1} and \fbox{2}', ['1', '2']),
-        (r'\boxed{\frac{1}{\sqrt{2}}}', [r'\frac{1}{\sqrt{2}}']),
-        (r'\boxed{\left\{1,2\right.}', [r'\left\{1,2\right.']),
-        (r'\boxed {7}, \boxed 8, \boxed9, \boxed\pi.', ['7', '8', '9', r'\pi']),
-        (r'\boxed{\boxed{3}+1}', [r'\boxed{3}+1']),
-        (r'\boxed{5} then \boxed{6', ['5']),
-        (r'\boxed{6 and \boxed{5}', ['5']),
-        (r'\boxedx{3}', []),
-    ],
-)
-def test_boxes_are_found_with_nested_braces(text: str, contents: list[str]):
-    assert boxed(text) == contents
-
-
-@pytest.mark.parametrize(
-    ('generation', 'answer'),
-    [
-        ('The answer is 5.', None),
-        (r'\boxed{}', None),
-        (r'\boxed{ \, }', None),
-        (r'First \boxed{4}. Then the answer is \boxed{7}.', '7'),
-        (r'$\boxed{7}$, to be put into \boxed{}.', '7'),
-        (r'$x = \boxed{1}$ and $x = \boxed{2}$.', '1, 2'),
-        (r'$\boxed{-1}$, $\boxed{2}$ or $\boxed{3}$', '-1, 2, 3'),
-        (r'If $r=1$ then $b = \boxed{-3}$. If $r=-1$, then $b=\boxed{3}$.', '-3, 3'),
-        (r'This angle is $\boxed{30}$. Another angle is $\boxed{60}$.', '30, 60'),
-        (r'The area is $\boxed{30}$. Twice that area is $\boxed{60}$.', '60'),
-        (r'So $x = \boxed{1}$. Wait, that is wrong: $x = \boxed{2}$.', '2'),
-        (r'$x = \boxed{1}$, hence $x + 1 = \boxed{2}$', '2'),
-        (r'$\boxed{0.5} = \boxed{\frac12}$', r'\frac12'),
-        (r'$\boxed{\boxed{\fbox{(1,2)}}}$', '(1,2)'),
-        (r'$\boxed{x = \boxed{3}}$', 'x = {3}'),
-        (r'$\boxed{\boxed{}}$', None),
-        (r'$\boxed{\boxed{1} + \boxed{2}}$', '{1} + {2}'),
-        (r'\boxed{' * 5000 + '7' + '}' * 5000, '7'),
-        (r'We get $\boxed{x+1}$ or $\boxed{1+x}$.', '1+x'),
-        (r'$\boxed{(1,0)}$ and $\boxed{(0,1)}$ (either point is correct)', '(0,1)'),
-        ('Thus $d=\\boxed{-3}$.\n\nNote: $\\boxed{3}$ is accepted too.', '-3'),
-    ],
-)
-def test_the_answer_is_the_last_box_or_the_final_boxes(generation: str, answer: str | None):
-    assert answer_of(generation) == answer
-
-
-def test_a_solution_without_a_box_has_no_gold():
-    with pytest.raises(ValueError, match='no \\\\boxed'):
-        gold_of('1 + 1?', 'It is 2.', None)
-
-
-def test_the_fix_table_overrides_the_gold():
-    assert gold_of('1 + 1?', r'It is \boxed{2}.', {'1 + 1?': '3'}) == '3'
-    assert gold_of('1 + 1?', r'It is \boxed{2}.', {'2 + 2?': '3'}) == '2'
-
-
-@pytest.mark.parametrize('with_table', [False, True])
-def test_every_gold_solution_is_right(
-    rows: list[dict[str, str]], fixes: dict[str, str], comparer: Comparer, with_table: bool
-):
-    pairs = [
-        (answer_of(row['solution']), gold_of(row['problem'], row['solution'], fixes if with_table else None))
-        for row in rows
-    ]
-    outcomes = comparer.equal_many(pairs)
-    assert len(outcomes) == 5000
-    assert [pair for pair, accepted in zip(pairs, outcomes, strict=True) if not accepted] == []
 
 
 def test_golds_in_other_notation_are_right(rows: list[dict[str, str]], comparer: Comparer):
