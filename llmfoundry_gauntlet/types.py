@@ -54,13 +54,22 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """The form of prompts in a chat template: its arguments, a system message, and whether shots are turns."""
+
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    system_prompt: str | None = None
+    shots_as_turns: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """The text of an item: `preamble` (instruction and shots), then its own contexts and the continuations to score.
 
     `contexts` has one entry for all continuations, or one per continuation. Without continuations the model generates.
     With `chat_template` (True, or 'auto': if the tokenizer has one; None: as the settings say) preamble and context are
-    a user message; `lead` is the start of the assistant's answer, before the scored continuations. With `as_reference`
-    continuations have a space before them only where llm-foundry's have.
+    a user message, after the `turns` of user and assistant; `lead` is the start of the assistant's answer, before the
+    scored continuations. With `as_reference` continuations have a space before them only where llm-foundry's have.
     """
 
     contexts: tuple[str, ...]
@@ -70,6 +79,8 @@ class Prompt:
     chat_template: bool | str | None = None
     lead: str = ''
     as_reference: bool = False
+    chat_format: ChatFormat = ChatFormat()
+    turns: tuple[tuple[str, str], ...] = ()
 
     @property
     def own_texts(self) -> tuple[str, ...]:
@@ -78,8 +89,19 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """Return the whole prompt; several contexts are separated by NUL."""
-        return '\0'.join(self.preamble + text for text in self.own_texts)
+        """Return the whole prompt, messages on lines of their own; several contexts are separated by NUL."""
+        earlier = [text for turn in self.turns for text in turn]
+        if self.chat_template and self.chat_format.system_prompt is not None:
+            earlier.insert(0, self.chat_format.system_prompt)
+        return '\0'.join('\n'.join([*earlier, self.preamble + text]) for text in self.own_texts)
+
+    def messages(self, context: str) -> list[dict[str, str]]:
+        """Return the messages of a chat that end with this one of the contexts."""
+        system = self.chat_format.system_prompt
+        messages = [] if system is None else [{'role': 'system', 'content': system}]
+        for question, answer in self.turns:
+            messages += [{'role': 'user', 'content': question}, {'role': 'assistant', 'content': answer}]
+        return [*messages, {'role': 'user', 'content': self.preamble + context}]
 
     @property
     def sha256(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import GAUNTLET_TASKS, check_options, takes
+from llmfoundry_gauntlet.cli.options import CHAT, GAUNTLET_TASKS, check_options, settings_of, takes
 from llmfoundry_gauntlet.errors import ConfigError
 
 if TYPE_CHECKING:  # these load numpy
@@ -42,16 +42,17 @@ class Token:
 class TokenizedItem:
     """A tokenized item: one row per choice, each starting with its context; one row for a generation.
 
-    `prompt` contains the shots that fit.
+    `prompt` contains the shots that fit, `in_template` are its contexts in the chat template, if it is sent in one.
     """
 
     item: Item
     prompt: Prompt
     rows: tuple[tuple[Token, ...], ...]
     warnings: tuple[str, ...]
+    in_template: tuple[str, ...] = ()
 
 
-@takes('max_seq_len', 'semantics', 'fewshot', 'sandbox', 'data_root')
+@takes('max_seq_len', 'semantics', 'fewshot', *CHAT, 'sandbox', 'data_root')
 def explain(
     context: typer.Context,
     task: Annotated[str, typer.Argument(help='Label of a task, as in `gauntlet ls`.')],
@@ -80,7 +81,7 @@ def explain(
 
     check_options(context, needs=NEEDS)
     source = None if score is not None and tasks is None else tasks or GAUNTLET_TASKS
-    settings = decode_settings({'tasks': source, 'score': score, **given}, 'explain')
+    settings = decode_settings({'tasks': source, 'score': score, **given, **settings_of(given, CHAT)}, 'explain')
     found = find_task(load_suite(source, None, score, is_partial=tasks is None), task, shots)
     found = found.with_settings(settings)
     examples = found.read(settings.data_root).examples
@@ -155,9 +156,23 @@ def show_item(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) 
         if value is not None:
             typer.echo(f'{name:>12}  {value}')
     heading(f'Prompt, shots: {prompt.num_shots}  (· space, ↵ end of line, ⇥ tab, ⍽ non-breaking space)')
+    if prompt.chat_template is True:
+        for number, context in enumerate(prompt.contexts):
+            if number:
+                typer.echo('   or, as the context of the next choice:')
+            show_texts([(message['role'], message['content']) for message in prompt.messages(context)])
+        if prompt.lead:
+            show_texts([('assistant', prompt.lead)])
+        show_texts([(CONTINUATION, text) for text in prompt.continuations])
+        return
     parts = [(SHOTS, prompt.preamble)] if prompt.preamble else []
     parts += [(CONTEXT, text) for text in prompt.own_texts]
-    for part, text in [*parts, *((CONTINUATION, text) for text in prompt.continuations)]:
+    show_texts([*parts, *((CONTINUATION, text) for text in prompt.continuations)])
+
+
+def show_texts(parts: Iterable[tuple[str, str]]) -> None:
+    """Print texts with visible white space, each after its part of the prompt."""
+    for part, text in parts:
         for number, line in enumerate(text.translate(VISIBLE).split('\n')):
             typer.echo(f'{part if number == 0 else "":>12} │ {line}')
 
@@ -194,6 +209,7 @@ def tokenized_by(
 
 def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem:
     """Return the item tokenized exactly as in an evaluation."""
+    from llmfoundry_gauntlet.evaluation.inputs import chat_warnings
     from llmfoundry_gauntlet.tasks.encode import NO_IDS
     from llmfoundry_gauntlet.tasks.truncate import aligned
 
@@ -216,10 +232,22 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
     if request.unscorable is not None:
         warnings.append(f'cannot be scored: {request.unscorable}')
     warnings += special_warnings(encoder.tokenizer, rows)
+    in_chat = encoder.in_chat(fitted.prompt)
+    task = preparation.task
+    warnings += chat_warnings({task.key: task}, {task.key: preparation.examples}, encoder)
+    begins_answer = in_chat and not fitted.prompt.lead
     for number, text in enumerate(fitted.prompt.continuations):
-        found = boundary_warnings(encoder, own[number].tolist(), fitted.continuations[number].tolist(), text)
+        found = boundary_warnings(
+            encoder, own[number].tolist(), fitted.continuations[number].tolist(), text, begins_answer
+        )
         warnings += [f'choice {number}: {warning}' for warning in found]
-    return TokenizedItem(item=item, prompt=fitted.prompt, rows=rows, warnings=tuple(warnings))
+    return TokenizedItem(
+        item=item,
+        prompt=fitted.prompt,
+        rows=rows,
+        warnings=tuple(warnings),
+        in_template=encoder.contexts(fitted.prompt) if in_chat else (),
+    )
 
 
 def row_of(tokenizer: Any, context: Ids, own: Ids, continuation: Ids) -> tuple[Token, ...]:
@@ -246,14 +274,16 @@ def special_warnings(tokenizer: Any, rows: Sequence[Sequence[Token]]) -> list[st
     return found
 
 
-def boundary_warnings(encoder: Encoder, context: list[int], ids: list[int], text: str) -> list[str]:
+def boundary_warnings(
+    encoder: Encoder, context: list[int], ids: list[int], text: str, begins_answer: bool = False
+) -> list[str]:
     """Return warnings about the token boundary between `context` and the continuation with these `ids` and `text`."""
     from llmfoundry_gauntlet.tasks.encode import spaced
 
     decode = partial(encoder.tokenizer.decode, clean_up_tokenization_spaces=False)
     before, both = str(decode(context)), str(decode([*context, *ids]))
     found = []
-    wanted = text if before[-1:].isspace() else spaced(text)
+    wanted = text.lstrip() if begins_answer else text if before[-1:].isspace() else spaced(text)
     if both.startswith(before) and (read := both[len(before) :]) != wanted and read.strip() == text.strip():
         found.append(f'lost leading space: the model reads {read!r} after the prompt instead of {wanted!r}')
     if decode(ids).strip() != text.strip():
@@ -269,6 +299,9 @@ def boundary_warnings(encoder: Encoder, context: list[int], ids: list[int], text
 
 def show_tokens(tokenized: TokenizedItem, *, all_tokens: bool) -> None:
     """Print the tokens of an item, with scored ones flagged, and all warnings; a shared unscored prefix once."""
+    for text in tokenized.in_template:
+        heading('In the chat template')
+        show_texts([('', text)])
     rows = tokenized.rows
     shared = 0
     for tokens in zip(*rows, strict=False):

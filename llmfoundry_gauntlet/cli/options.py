@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -42,6 +43,7 @@ SELECTION = (
 )
 INPUTS = (*SELECTION, 'sandbox', 'log_prompts')
 RUNNING = ('max_seq_len', 'tokens_per_batch', 'truncation', 'time_budget')
+CHAT = ('apply_chat_template', 'chat_template_kwargs', 'system_prompt', 'fewshot_as_turns')
 MODEL = ('tokenizer', 'model_config', 'dtype', 'trust_remote_code', 'device', 'precision', 'fsdp')
 
 
@@ -83,6 +85,13 @@ class Options:
     )
     apply_chat_template: bool = Option(
         False, '--apply-chat-template', help="Send prompts, shots included, in the tokenizer's chat template."
+    )
+    chat_template_kwargs: str | None = Option(
+        None, help='Arguments of the chat template, in JSON: \'{"enable_thinking": false}\'.'
+    )
+    system_prompt: str | None = Option(None, help='System message before each prompt in the chat template.')
+    fewshot_as_turns: bool = Option(
+        False, '--fewshot-as-turns', help='In the chat template, shots are messages of the user and the assistant.'
     )
     max_seq_len: int | None = Option(None, help="Maximum prompt length in tokens. Default: the model's.")
     tokens_per_batch: str = Option('auto', help='Tokens per batch, or auto.')
@@ -182,10 +191,23 @@ def settings_of(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
         settings['tokens_per_batch'] = int(settings['tokens_per_batch'])
     if 'fsdp_config' in settings:
         settings['fsdp_config'] = {} if settings['fsdp_config'] else None
+    if settings.get('chat_template_kwargs') is not None:
+        settings['chat_template_kwargs'] = from_json('chat_template_kwargs', settings['chat_template_kwargs'])
     for name in LISTS:
         if settings.get(name) is not None:
             settings[name] = [entry.strip() for entry in settings[name].split(',')]
     return settings
+
+
+def from_json(name: str, text: str) -> Any:
+    """Return the value of a setting given in JSON. Raise ConfigError."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(
+            f'{name}: is {text!r}, which is not JSON ({error}); '
+            'allowed: a mapping such as \'{"enable_thinking": false}\''
+        ) from error
 
 
 def check_options(

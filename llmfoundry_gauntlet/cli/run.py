@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from llmfoundry_gauntlet.cli.options import (
+    CHAT,
     GAUNTLET,
     GAUNTLET_TASKS,
     INPUTS,
@@ -31,7 +32,7 @@ File = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar='KEY=VALUE', help='Values that override those in the file.')
 ]
-OF_MODELS = (*MODEL, 'revision', 'adapter', 'apply_chat_template', *RUNNING, 'resume', 'repair_journal', 'log')
+OF_MODELS = (*MODEL, 'revision', 'adapter', *CHAT, *RUNNING, 'resume', 'repair_journal', 'log')
 OF_MODELS_ALONE = (*OF_MODELS, 'logger', 'dry_run')
 EXCLUDES = {  # for each option, the options that have no effect with it
     'model': ('allow_missing',),
@@ -152,7 +153,7 @@ def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing
     write_again(out, summarize_again(run, spec, allow_missing=allow_missing), run.record)
 
 
-@takes(*SELECTION)
+@takes(*SELECTION, *CHAT)
 def export(
     context: typer.Context,
     out: Annotated[Path, typer.Option('--out', help='File for the requests, a JSON line each.')],
@@ -163,8 +164,6 @@ def export(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
-    *,
-    apply_chat_template: bool,
     **given: Any,
 ) -> None:
     """Write the requests of all tasks for a server or an API; `gauntlet run --outputs` scores its generations.
@@ -179,7 +178,7 @@ def export(
     if out.is_dir() or (out.exists() and not overwrite):
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
     check_options(context, needs={'gauntlet': ('precision_target', 'only')})
-    settings = {**inputs_of(given), 'apply_chat_template': apply_chat_template}
+    settings = {**inputs_of(given), **settings_of(given, CHAT)}
     data = load_data(decode_settings(settings, 'export'))
     print_warnings(data.warnings)
     encoder = None

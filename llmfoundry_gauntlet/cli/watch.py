@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from llmfoundry_gauntlet.cli.options import (
+    CHAT,
     CHECK_FAILED,
     INPUTS,
     MODEL,
@@ -20,7 +21,7 @@ from llmfoundry_gauntlet.cli.options import (
 )
 from llmfoundry_gauntlet.errors import ConfigError
 
-EVALUATION = (*INPUTS, *RUNNING)  # options that --train-yaml sets
+EVALUATION = (*INPUTS, *CHAT, *RUNNING)  # options that --train-yaml sets
 
 
 @takes(*EVALUATION, *MODEL)

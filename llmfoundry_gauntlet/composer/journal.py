@@ -195,6 +195,7 @@ def identity_of(prepared: PreparedEvaluation, *, items: str, model: str, precisi
         'truncation': settings.effective_truncation,
         'max_seq_len': prepared.max_seq_len,
         'items': items,
+        **settings.given_chat,
     }
 
 

@@ -34,7 +34,7 @@ from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
 from llmfoundry_gauntlet.composer.progress import repeated
 from llmfoundry_gauntlet.composer.records import on_first_rank
-from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.config.settings import CHAT, decode_settings
 from llmfoundry_gauntlet.data.stores import Store
 from llmfoundry_gauntlet.errors import ModelError, RecordError, StoreError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, with_programs
@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 RENEWALS = 5  # per expiry time
 COMPARED = (  # settings that must match existing records
     *('semantics', 'fewshot', 'subset_items', 'time_budget', 'precision_target', 'truncation', 'max_seq_len'),
+    *('apply_chat_template', *CHAT),
 )
 WAITING, RUNNING, DONE, DAMAGED = 'waiting', 'running', 'done', 'damaged'
 

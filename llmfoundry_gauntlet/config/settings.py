@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.resources import check_path
 from llmfoundry_gauntlet.config.yaml import Problems, decode
 from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.types import ChatFormat
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')
 BUDGET = re.compile(r'(\d+(?:\.\d+)?)(s|m|h)')
@@ -25,6 +27,12 @@ INTERVALS = (
 AUTO = 'auto'
 ERROR, SKIP = 'error', 'skip'
 LOGGED = ACCURACY, ERRORS, COMPOSITES, SCORE, METRICS = 'accuracy', 'errors', 'composites', 'score', 'metrics'
+CHAT = ('chat_template_kwargs', 'system_prompt', 'fewshot_as_turns')  # settings of the form of prompts in chat
+OF_TEMPLATE_CALL = (  # arguments of transformers' apply_chat_template that are no variables of a template
+    *('conversation', 'messages', 'chat_template', 'add_generation_prompt', 'continue_final_message', 'tokenize'),
+    *('padding', 'truncation', 'max_length', 'return_tensors', 'return_dict', 'return_assistant_tokens_mask'),
+    'tokenizer_kwargs',
+)
 CHOICES = {
     'semantics': ('corrected', 'reference'),
     'truncation': ('drop_shots', 'reference'),
@@ -62,6 +70,9 @@ class EvaluationSettings:
     * `fewshot`: 'reference' (shots drawn for each item, as in llm-foundry), or 'fixed' (the same shots for all items of
       a task or category).
     * `apply_chat_template`: send each prompt, shots included, as a user message. SCORE has its own `chat_template`.
+    * `chat_template_kwargs`: arguments of the chat template, such as {'enable_thinking': False}. `system_prompt`: the
+      system message before each prompt. `fewshot_as_turns`: each shot is a message of the user and its answer one of
+      the assistant.
     * `sandbox` for generated programs: 'auto' requires full isolation; 'rlimits' and 'none' accept less.
     * `stall_seconds`: after this long without progress, log every rank's stack and stop the job; None disables this.
     * `save_folder`: may contain {run_name}; None writes no records.
@@ -87,6 +98,9 @@ class EvaluationSettings:
     truncation: str | None = None  # None: follows semantics
     fewshot: str = 'reference'
     apply_chat_template: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    system_prompt: str | None = None
+    fewshot_as_turns: bool = False
     sandbox: str = AUTO
     stall_seconds: float | None = 240.0  # less than the timeout of Composer's collectives, 300 s
     save_folder: str | None = 'runs/{run_name}/gauntlet'
@@ -140,6 +154,7 @@ class EvaluationSettings:
             raise ValueError(f'tokens_per_batch: is {tokens!r}; allowed: auto, or 1 or more')
         if self.stall_seconds is not None and not self.stall_seconds > 0:
             raise ValueError(f'stall_seconds: is {self.stall_seconds:g}; allowed: more than 0, or null for no limit')
+        check_chat(self)
         for key, allowed in CHOICES.items():
             value = getattr(self, key)
             if value not in allowed and not (key == 'truncation' and value is None):
@@ -159,6 +174,20 @@ class EvaluationSettings:
         return PrecisionTarget(share=share, average=found[2]) if found and share else None
 
     @property
+    def chat_format(self) -> ChatFormat:
+        """Return the form of prompts in a chat template."""
+        return ChatFormat(
+            template_kwargs=self.chat_template_kwargs or {},
+            system_prompt=self.system_prompt,
+            shots_as_turns=self.fewshot_as_turns,
+        )
+
+    @property
+    def given_chat(self) -> dict[str, Any]:
+        """Return those of CHAT that are given."""
+        return {key: value for key in CHAT if (value := getattr(self, key))}
+
+    @property
     def reference(self) -> bool:
         """Return whether llm-foundry's semantics apply, including its bugs."""
         return self.semantics == 'reference'
@@ -167,6 +196,28 @@ class EvaluationSettings:
     def effective_truncation(self) -> str:
         """Return how to truncate prompts that are too long: 'drop_shots' or 'reference'."""
         return self.truncation or ('reference' if self.reference else 'drop_shots')
+
+
+def check_chat(settings: EvaluationSettings) -> None:
+    """Raise ValueError for a setting of the chat template that is wrong or has no effect."""
+    for key in settings.given_chat:
+        is_of_score = settings.score is not None and key != 'fewshot_as_turns'  # whose prompts may be in chat anyway
+        if not settings.apply_chat_template and not is_of_score:
+            raise ValueError(f'{key}: has no effect without apply_chat_template: true; give that too, or leave it out')
+    if settings.system_prompt is not None and not settings.system_prompt.strip():
+        raise ValueError(f'system_prompt: is {settings.system_prompt!r}; allowed: text, or leave it out')
+    for name, value in (settings.chat_template_kwargs or {}).items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ValueError(f'chat_template_kwargs: {name!r} is no name of a variable of a template')
+        if name in OF_TEMPLATE_CALL:
+            raise ValueError(f'chat_template_kwargs: {name} is set by the evaluation; leave it out')
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f'chat_template_kwargs: {name} is {value!r}; allowed: text, numbers, true, false, null, and lists and '
+                'mappings of them'
+            ) from error
 
 
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:

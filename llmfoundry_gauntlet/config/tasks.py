@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 from llmfoundry_gauntlet.config.resources import MOST_NAME_BYTES
+from llmfoundry_gauntlet.types import ChatFormat
 
 MULTIPLE_CHOICE = 'multiple_choice'  # the task type whose rows SCORE can perturb
 WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
@@ -25,7 +26,8 @@ GENERATION_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     'top_k': (int, lambda value: value >= 0, 'a whole number; 0: all tokens'),
     'seed': (int, lambda value: value >= 0, 'a whole number, 0 or more'),
 }
-SETTINGS = ('semantics', 'truncation', 'fewshot', 'apply_chat_template')  # fields of a task that are not YAML keys
+# Fields of a task that are not YAML keys.
+SETTINGS = ('semantics', 'truncation', 'fewshot', 'apply_chat_template', 'chat_format')
 MOST_SHOTS = 9999  # for which a label leaves room in the name of a file of samples
 LABEL_PATTERN = re.compile(r'(?!\.{1,2}$)[A-Za-z0-9_.-]+')
 
@@ -72,6 +74,7 @@ class TaskSpec:
     truncation: str = 'drop_shots'
     fewshot: str = 'reference'
     apply_chat_template: bool = False
+    chat_format: ChatFormat = ChatFormat()
 
     def __post_init__(self) -> None:
         if not LABEL_PATTERN.fullmatch(self.label):

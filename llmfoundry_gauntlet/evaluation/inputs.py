@@ -23,9 +23,10 @@ from llmfoundry_gauntlet.metrics.keys import check_names
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.code import check_programs
+from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.score import ScoreTask
-from llmfoundry_gauntlet.types import Example, FileSizes, Item
+from llmfoundry_gauntlet.types import ChatFormat, Example, FileSizes, Item
 
 MAX_NAMES = 5  # names of files to fetch in one message
 
@@ -335,3 +336,26 @@ def prompt_warnings(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item
         means = [f'{num_shots}-shot is {fmean(found):.1f}' for num_shots, found in sorted(shots.items()) if num_shots]
         left = f'; {", ".join(means)} on average' if means else ''
         yield f'{len(truncated)} of {len(items)} tasks: prompts shortened to fit {max_seq_len} tokens{left}'
+
+
+def chat_warnings(tasks: Mapping[str, Task], examples: RowsByTask, encoder: Encoder) -> Iterator[str]:
+    """Yield warnings about choices scored where a model reasons, and arguments that a chat template does not know."""
+    in_chat = {
+        key: task for key, task in tasks.items() if any(encoder.in_chat(task.prompt(row)) for row in examples[key][:1])
+    }
+    plain = [key for key, task in tasks.items() if key not in in_chat and task.chat_format != ChatFormat()]
+    if plain:
+        yield f'{listed(plain)}: is sent in no chat template, so system_prompt and chat_template_kwargs have no effect'
+    if not in_chat:
+        return
+    chat = next(iter(in_chat.values())).chat_format
+    if unused := encoder.unused_arguments(chat):
+        yield f"chat_template_kwargs: {listed(unused)} is not in the tokenizer's chat template and has no effect"
+    scored = [key for key, task in in_chat.items() if not task.generates]
+    if scored and encoder.reasons_first(chat):
+        yield (
+            f'{listed(scored)}: the chat template lets answers begin with reasoning, so choices are scored as the '
+            'first words of the reasoning; if the template can switch it off, give chat_template_kwargs: '
+            '{enable_thinking: false} (--chat-template-kwargs \'{"enable_thinking": false}\'), else generate '
+            'answers, or leave out apply_chat_template'
+        )

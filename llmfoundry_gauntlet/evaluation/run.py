@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,7 +23,13 @@ from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, plan_continuous_batches
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, prompt_warnings, with_programs, with_subsets
+from llmfoundry_gauntlet.evaluation.inputs import (
+    EvaluationData,
+    chat_warnings,
+    prompt_warnings,
+    with_programs,
+    with_subsets,
+)
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.keys import metric_stream
@@ -41,6 +47,7 @@ from llmfoundry_gauntlet.types import (
     ItemResult,
     Measure,
     Output,
+    Prompt,
     ScoreRequest,
     TaskScore,
 )
@@ -50,15 +57,24 @@ log = logging.getLogger(__name__)
 WITHOUT_EFFECT = ('batch_size', 'pad_tok_id', 'metric_names', 'dataset_uri')  # keys that do not affect scores
 
 
+def plain_text(prompt: Prompt) -> str:
+    """Return the text of a prompt without a chat template."""
+    return prompt.text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedEvaluation:
-    """All tokenized items of all tasks. `tokenizer` is the name of the tokenizer."""
+    """All tokenized items of all tasks.
+
+    `tokenizer` is the name of the tokenizer, `text_of` returns a prompt as it was tokenized.
+    """
 
     data: EvaluationData
     tasks: Mapping[str, Task]
     items: Mapping[ItemKey, Item]
     max_seq_len: int
     tokenizer: str
+    text_of: Callable[[Prompt], str] = plain_text
 
     def max_seq_len_of(self, task: str) -> int:
         """Return the greatest length of a task's rows, to which llm-foundry pads them."""
@@ -206,7 +222,7 @@ def prepare_evaluation(
         for key, task in tasks.items()
     }
     prepared = prepare_tasks(preparations, cache, data.subsets)
-    for warning in prompt_warnings(tasks, prepared, max_seq_len):
+    for warning in (*prompt_warnings(tasks, prepared, max_seq_len), *chat_warnings(tasks, data.examples, encoder)):
         log.warning(warning)
     items = {
         item.key: item
@@ -220,7 +236,14 @@ def prepare_evaluation(
             *preparations[key].items_alone(data.asked(key)),
         )
     }
-    return PreparedEvaluation(data=data, tasks=tasks, items=items, max_seq_len=max_seq_len, tokenizer=encoder.name)
+    return PreparedEvaluation(
+        data=data,
+        tasks=tasks,
+        items=items,
+        max_seq_len=max_seq_len,
+        tokenizer=encoder.name,
+        text_of=encoder.whole_text,
+    )
 
 
 def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
@@ -406,6 +429,7 @@ def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
     }
     parts = [asdict(gauntlet), tasks, settings.semantics, settings.effective_truncation, settings.fewshot]
     parts += ['chat template'] if settings.apply_chat_template else []
+    parts += [settings.given_chat] if settings.given_chat else []
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 

@@ -79,6 +79,8 @@ def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Itera
                 'choices': choices or None,
                 **dict.fromkeys(GENERATION_KEYS),
             }
+            if 'messages' in fields and prompt.chat_format.template_kwargs:
+                fields['chat_template_kwargs'] = prompt.chat_format.template_kwargs
             if isinstance(item.request, GenerateRequest):
                 sampling = item.request.sampling
                 fields |= {
@@ -113,7 +115,7 @@ def prompt_fields(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
     """
     if prompt.chat_template is True or (encoder is not None and encoder.in_chat(prompt)):
         begun = [{'role': 'assistant', 'content': prompt.lead}] if prompt.lead else []
-        messages = [[{'role': 'user', 'content': prompt.preamble + context}, *begun] for context in prompt.contexts]
+        messages = [[*prompt.messages(context), *begun] for context in prompt.contexts]
         return {'messages': messages[0] if len(messages) == 1 else messages}
     texts = [prompt.preamble + text for text in prompt.own_texts]
     return {'prompt': texts[0] if len(texts) == 1 else texts}

@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
-from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
+from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version, plain_text
 from llmfoundry_gauntlet.metrics.comparison import spread_of_file
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
@@ -165,8 +165,9 @@ def write_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any]) -
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / SAMPLES).mkdir(parents=True)
         examples = evaluation.data.examples if evaluation.data.settings.log_prompts else {}
+        text_of = plain_text if evaluation.planned is None else evaluation.planned.text_of
         for key, results in evaluation.results.items():
-            lines = sample_lines(evaluation.tasks[key], results, examples.get(key))
+            lines = sample_lines(evaluation.tasks[key], results, examples.get(key), text_of)
             write_synced(samples_file(folder, key), encoded(lines))
         write_synced(folder / NEW_RESULTS, encoded([json_text(record)]))
         sync_folder(folder / SAMPLES)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,19 @@ def samples_file(folder: Path, task: str) -> Path:
     return folder / SAMPLES / f'{task.replace("/", "_")}.jsonl'
 
 
-def sample_lines(task: Task, results: Sequence[ItemResult], examples: Sequence[Example] | None = None) -> Iterator[str]:
-    """Yield the lines of a task's samples file; with all its examples, lines hold the texts of prompts and choices."""
+def sample_lines(
+    task: Task,
+    results: Sequence[ItemResult],
+    examples: Sequence[Example] | None = None,
+    text_of: Callable[[Prompt], str] = attrgetter('text'),
+) -> Iterator[str]:
+    """Yield the lines of a task's samples file.
+
+    With all examples of the task, lines hold the texts of prompts, as `text_of` returns them, and choices.
+    """
     prompts = {} if examples is None else dict(prompts_of(task, examples, results))
     for result in results:
-        yield sample_line(result, prompts.get(shared_key(result.key), {}).get(result.prompt_sha256))
+        yield sample_line(result, prompts.get(shared_key(result.key), {}).get(result.prompt_sha256), text_of)
 
 
 def shared_key(key: ItemKey) -> ItemKey:
@@ -108,11 +117,13 @@ def prompts_of(
         yield task.item_key(example), prompts
 
 
-def sample_line(result: ItemResult, prompt: Prompt | None = None) -> str:
+def sample_line(
+    result: ItemResult, prompt: Prompt | None = None, text_of: Callable[[Prompt], str] = attrgetter('text')
+) -> str:
     """Return one line of a samples file; log-probabilities that are not finite become null."""
     sample = {name: getattr(result.key if name in OF_KEY else result, name) for name in FIELDS}
     if prompt is not None:
-        sample.update(prompt=prompt.text, choices=prompt.continuations)
+        sample.update(prompt=text_of(prompt), choices=prompt.continuations)
     for name in ('logprobs', 'logprobs_alone'):
         if sample[name] is not None:
             sample[name] = [value if math.isfinite(value) else None for value in sample[name]]

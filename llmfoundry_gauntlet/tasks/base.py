@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.examples import TaskRows, read_examples
 from llmfoundry_gauntlet.data.readers import locate
+from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import Metric
 from llmfoundry_gauntlet.scoring.reasoning import KNOWN_MARKERS, is_opened_by
@@ -150,22 +151,40 @@ class Task(TaskSpec):
             fewshot=settings.fewshot,
             truncation=truncation,
             apply_chat_template=settings.apply_chat_template,
+            chat_format=settings.chat_format,
         )
 
     def prompt(self, example: Example, shots: Sequence[Example] = ()) -> Prompt:
         """Return the prompt of an example after these shots, in order."""
         preamble = self.prompt_string
+        turns = []
         for shot in shots:
-            preamble += self.shot(shot.content, not preamble)
+            if self.apply_chat_template and self.chat_format.shots_as_turns:
+                question, answer = self.turn(shot.content, not preamble)
+                turns.append((preamble + question, answer))
+                preamble = ''  # the instruction is in the first message
+            else:
+                preamble += self.shot(shot.content, not preamble)
         prompt = self.ask(example.content, not preamble)
+        return replace(self.sent(prompt), preamble=preamble, num_shots=len(shots), turns=tuple(turns))
+
+    def sent(self, prompt: Prompt) -> Prompt:
+        """Return a prompt with the settings that say how it is sent."""
         in_chat = self.apply_chat_template if prompt.chat_template is None else prompt.chat_template
-        return replace(
-            prompt,
-            preamble=preamble,
-            num_shots=len(shots),
-            chat_template=in_chat,
-            as_reference=self.reference,
-        )
+        return replace(prompt, chat_template=in_chat, chat_format=self.chat_format, as_reference=self.reference)
+
+    def turn(self, content: Any, first: bool) -> tuple[str, str]:
+        """Return a few-shot example as a question and its answer. Raise ConfigError if its text has no such parts."""
+        text = self.shot(content, first)
+        contexts = self.ask(content, first).contexts
+        context = contexts[content.gold] if len(contexts) > 1 else contexts[0]
+        if not text.startswith(context):
+            raise ConfigError(
+                f'{self.key}: fewshot_as_turns: a shot of the type {self.type_name} does not begin with its question; '
+                'leave it out'
+            )
+        answer = text[len(context) :]
+        return context, answer if self.is_verbatim else answer.strip()
 
     def prompt_alone(self, example: Example) -> Prompt | None:
         """Return the prompt that scores the choices without the question; None if no metric needs it."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +21,14 @@ from typing import Any
 import numpy as np
 
 from llmfoundry_gauntlet.errors import ModelError, tokenizer_errors
-from llmfoundry_gauntlet.types import Ids, Prompt
+from llmfoundry_gauntlet.scoring.reasoning import KNOWN_MARKERS, is_opened_by
+from llmfoundry_gauntlet.types import ChatFormat, Ids, Prompt
 
 # Increment it if texts or token ids of prompts change, so that cached requests are recomputed.
 PROMPTS_VERSION = 4
 
 Parts = tuple[Ids, ...]
+THINKING = 'enable_thinking'  # the argument by which chat templates switch reasoning off
 MAX_SHOWN = 200  # characters of a text in an error
 ENDING_CHARACTERS = 100  # of a prompt, more than any mark of reasoning
 NO_IDS = np.zeros(0, np.int32)
@@ -68,6 +71,7 @@ class Encoder:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.eos_token_id: int | None = tokenizer.eos_token_id
+        self._system_prompts: set[str] = set()  # that the chat template has been found to take
         self.prefix_space = len(self.encode([' a'], special=False)[' a']) == 1
 
     @cached_property
@@ -175,16 +179,58 @@ class Encoder:
         """Return the contexts, in the chat template if they are sent in chat; it has its own special tokens."""
         if not self.in_chat(prompt):
             return prompt.own_texts
-        return tuple(self._message(prompt.preamble + context) + prompt.lead for context in prompt.contexts)
+        self._check_system_prompt(prompt.chat_format)
+        kwargs = prompt.chat_format.template_kwargs
+        return tuple(self._rendered(prompt.messages(context), kwargs) + prompt.lead for context in prompt.contexts)
 
-    def _message(self, text: str) -> str:
+    def whole_text(self, prompt: Prompt) -> str:
+        """Return the text of a prompt, in the chat template if it is sent in chat; contexts are separated by NUL."""
+        return '\0'.join(self.contexts(prompt)) if self.in_chat(prompt) else prompt.text
+
+    def _check_system_prompt(self, chat: ChatFormat) -> None:
+        """Raise ModelError if the chat template rejects or ignores system messages."""
+        if chat.system_prompt is None or chat.system_prompt in self._system_prompts:
+            return
+        question = Prompt(contexts=('?',))
+        without = self._rendered(question.messages('?'), chat.template_kwargs)
+        what, reason = 'ignores', ''
+        try:
+            asked = replace(question, chat_format=chat)
+            if self._rendered(asked.messages('?'), chat.template_kwargs) != without:
+                self._system_prompts.add(chat.system_prompt)
+                return
+        except ModelError as error:
+            what, reason = 'rejects', f' ({error.__cause__})'
+        raise ModelError(
+            f"the tokenizer's chat template {what} system messages{reason}; leave out system_prompt, or put its text "
+            'into the prompt_string of tasks'
+        )
+
+    def _rendered(self, messages: list[dict[str, str]], kwargs: Mapping[str, Any]) -> str:
         from jinja2 import TemplateError
 
-        message = [{'role': 'user', 'content': text}]
         try:
-            return str(self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+            return str(
+                self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **kwargs)
+            )
         except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ModelError(f"the tokenizer's chat template cannot be applied: {error}") from error
+
+    def unused_arguments(self, chat: ChatFormat) -> list[str]:
+        """Return the arguments of the chat template that it does not name."""
+        template = self.chat_template or ''
+        return [name for name in chat.template_kwargs if not re.search(rf'\b{re.escape(name)}\b', template)]
+
+    def reasons_first(self, chat: ChatFormat) -> bool:
+        """Return whether an answer in chat begins with reasoning: the template opens it, or leaves it to the model."""
+        question = '\u2047'
+        text = self._rendered(Prompt(contexts=(question,)).messages(question), chat.template_kwargs)
+        ending = text.rpartition(question)[2]
+        if is_opened_by(ending, KNOWN_MARKERS):
+            return True
+        is_closed = any(markers.end in ending for markers in KNOWN_MARKERS)
+        is_switched_off = chat.template_kwargs.get(THINKING) is False
+        return THINKING in (self.chat_template or '') and not is_closed and not is_switched_off
 
     def continuations(self, prompt: Prompt) -> tuple[str, ...]:
         """Return the continuations as they follow the prompt: after a space, unless they begin an answer in chat."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
@@ -81,8 +81,7 @@ class MultipleChoiceTask(ChoicesTask):
         """Return the choices after `pmi_context`, if there is one."""
         if self.pmi_context is None:
             return None
-        prompt = Prompt(contexts=(self.pmi_context,), continuations=example.content.choices)
-        return replace(prompt, chat_template=self.apply_chat_template, as_reference=self.reference)
+        return self.sent(Prompt(contexts=(self.pmi_context,), continuations=example.content.choices))
 
     def score_text(self, text: str, content: Choices) -> Score:
         """Score the choice that a generation begins with."""

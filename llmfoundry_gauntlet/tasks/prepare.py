@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -106,7 +107,11 @@ def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None
         'package': version('llmfoundry-gauntlet'),
         'python': sys.version_info[:2],  # the order of a set of shots is Python's
         'tokenizer': preparation.encoder.fingerprint,
-        'chat_template': (task.apply_chat_template, preparation.encoder.chat_template if in_chat else None),
+        'chat_template': (
+            task.apply_chat_template,
+            preparation.encoder.chat_template if in_chat else None,
+            json.dumps(asdict(task.chat_format), sort_keys=True) if in_chat else None,
+        ),
         'task': task.keys,
         'max_seq_len': preparation.max_seq_len,
         'truncation': task.truncation,

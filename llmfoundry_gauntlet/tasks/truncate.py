@@ -61,7 +61,7 @@ def truncated_item(
         contexts=tuple(distinct.setdefault(ids.tobytes(), ids) for ids in kept),
         continuations=encoded.continuations,
         prompt_sha256=prompt.sha256,
-        num_shots=shots_left(prompt, preamble, num_dropped),
+        num_shots=shots_left(prompt, len(preamble) or max(map(len, wholes)), num_dropped),
         truncated=prompt.num_shots < num_shots or num_dropped > 0,
         unscorable=unscorable(encoded.continuations, kept, max_tokens),
         max_new_tokens=max_new_tokens,
@@ -69,11 +69,15 @@ def truncated_item(
     )
 
 
-def shots_left(prompt: Prompt, preamble: Ids, num_dropped: int) -> float:
-    """Return the number of shots left after truncation from the left, a partly truncated one as a fraction."""
+def shots_left(prompt: Prompt, num_tokens: int, num_dropped: int) -> float:
+    """Return the number of shots left after truncation from the left, a partly truncated one as a fraction.
+
+    `num_tokens` is the number of tokens that may be shots: those of the preamble, or in chat, where it is part of the
+    message, those of the whole context.
+    """
     if not prompt.num_shots or not num_dropped:
         return prompt.num_shots
-    return prompt.num_shots * max(0, len(preamble) - num_dropped) / len(preamble)
+    return prompt.num_shots * max(0, num_tokens - num_dropped) / num_tokens
 
 
 def aligned(contexts: Sequence[Ids], num_continuations: int) -> Sequence[Ids]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from llmfoundry_gauntlet.config.settings import CHAT
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import WITHOUT_EFFECT, Evaluation, summarize
@@ -94,6 +95,8 @@ def prompt_settings(run: Run, task: str) -> dict[str, Any]:
         'max_seq_len': min(limits, default=None),
         'tokenizer': config.get('tokenizer'),
         'truncation': spec.truncation,
+        'apply_chat_template': settings.apply_chat_template,
+        **{name: getattr(settings, name) for name in CHAT},
     }
 
 
@@ -340,7 +343,7 @@ def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iter
             f'the gauntlets differ (version {versions[0]} and {versions[1]}): in tasks, shots, rows, weights or '
             f'settings; composites are made by that of {first.folder}, over the items that both have'
         )
-    for name in ('semantics', 'fewshot', 'truncation', 'apply_chat_template'):
+    for name in ('semantics', 'fewshot', 'truncation', 'apply_chat_template', *CHAT):
         values = [getattr(run.data.settings, name) for run in (first, second)]
         if values[0] != values[1]:
             yield f'{name} is {values[0]} and {values[1]}'

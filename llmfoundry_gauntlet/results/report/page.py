@@ -312,7 +312,7 @@ def find_prompts(
     for key, results in by_task.items():
         task = run.tasks[key]
         if isinstance(task, ScoreTask):
-            task = score_task(task.spec, run.data.suite.tasks)
+            task = score_task(task.spec, run.data.suite.tasks).with_settings(run.data.settings)
         examples = read_examples(task, data_root or run.data.settings.data_root)
         if isinstance(examples, str):
             yield from ((result, examples) for result in results)
