@@ -120,7 +120,9 @@ def test_results_have_all_keys(written):
     assert list(record['score']) == ['mmlu_pro', 'agieval']
     entry = record['score']['mmlu_pro']
     counts = {'num_items', 'num_unscored', 'num_truncated'}
-    assert set(entry) == {'task', 'absent_files', 'perturbations', 'data_sha256', 'data_origin', 'spec'} | counts
+    assert (
+        set(entry) == {'task', 'absent_files', 'chance', 'perturbations', 'data_sha256', 'data_origin', 'spec'} | counts
+    )
     assert (entry['task'], entry['absent_files']) == ('score_mmlu_pro/0-shot', [])
     assert entry['num_items'] == len(evaluation.results['score_mmlu_pro/0-shot'])
     measures = {

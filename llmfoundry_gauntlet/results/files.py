@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from llmfoundry_gauntlet.config.resources import path_problem
-from llmfoundry_gauntlet.config.score import PERTURBATIONS
+from llmfoundry_gauntlet.config.score import MMLU_PRO, PERTURBATIONS
 from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
@@ -31,7 +31,7 @@ from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.metrics.statistics import interval, variance_shares
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_lines, samples_file
 from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
-from llmfoundry_gauntlet.tasks.score import ScoreTask
+from llmfoundry_gauntlet.tasks.score import NUM_OPTIONS, ScoreTask
 from llmfoundry_gauntlet.types import FileSizes, ItemResult, Measure, TaskScore, TrainingPoint
 
 FORMAT_VERSION = 1
@@ -295,6 +295,24 @@ def chance_of(results: Sequence[ItemResult]) -> float | None:
     return fmean(shares) if shares else None
 
 
+def chance_of_options(results: Sequence[ItemResult], *, macro: bool) -> float | None:
+    """Return the accuracy of guessing among the options of SCORE's questions; None for a dataset without options.
+
+    It is the mean over questions; with `macro` over those of a category, then over categories.
+    """
+    shares: dict[tuple[str | None, int], float] = {}
+    categories: dict[tuple[str | None, int], str | None] = {}
+    for result in results:
+        if num_options := int(result.facts.get(NUM_OPTIONS, 0)):
+            question = result.key.file, result.key.row
+            shares[question] = 1 / num_options
+            categories[question] = result.category if macro else None
+    groups: dict[str | None, list[float]] = {}
+    for question, share in shares.items():
+        groups.setdefault(categories[question], []).append(share)
+    return fmean(map(fmean, groups.values())) if groups else None
+
+
 def effective_shots(results: Sequence[ItemResult]) -> float | None:
     """Return the mean number of shots per prompt after truncation; None for records without this number."""
     known = [result.num_shots for result in results if result.num_shots is not None]
@@ -336,6 +354,7 @@ def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
         record[task.spec.dataset] = {
             'task': key,
             **counts,
+            'chance': chance_of_options(evaluation.results[key], macro=task.spec.dataset == MMLU_PRO),
             'absent_files': absent,
             'perturbations': perturbations,
             'data_sha256': evaluation.data.digests.get(key),

@@ -34,7 +34,7 @@ from llmfoundry_gauntlet.types import Measure
 
 CLEAR = 0.05  # a corrected p-value below it is marked, and a trend with one is shown with its signal to noise
 SHOWN_SHARES = 3  # of an average's variance, the largest
-BATCHES = 1000  # of training, the unit of printed slopes
+BATCHES = 1000  # of training, the unit of printed slopes over at least as many
 TITLE = 'Eval Gauntlet'
 SAMPLE_DATA = 'sample data, not the benchmark'
 TRUNCATED = '\u2020'  # marks tasks with shortened prompts
@@ -237,16 +237,31 @@ def print_comparisons(compared: Sequence[Comparison], metric: str | None = None,
     print_tables(form, [difference_table(comparison, metric) for comparison in compared], rows, records)
 
 
-def difference_table(comparison: Comparison, metric: str | None = None) -> Table:
-    """Return two runs with a row per task and composite, the largest differences first."""
-    names = short_names([Path(comparison.first), Path(comparison.second)])
-    columns = [Column('first'), Column('second'), Column('diff', SIGNED, with_error=True)]
-    columns += [Column('p (Holm)', starred), Column('MDE')]
+def difference_table(
+    comparison: Comparison,
+    metric: str | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    difference_first: bool = False,
+) -> Table:
+    """Return two runs with a row per task and composite, the largest differences first.
+
+    `names` are those of the two runs, by default the ends of their paths. On a narrow screen only the first columns are
+    seen: `difference_first` begins with the difference.
+    """
+    names = names or short_names([Path(comparison.first), Path(comparison.second)])
+    of_runs = [Column(name) for name in names]
+    of_difference = [Column('diff', SIGNED, with_error=True), Column('p (Holm)', starred), Column('MDE')]
+    columns = [*of_difference, *of_runs] if difference_first else [*of_runs, *of_difference]
     parts = []
     for kind, group in comparison.groups.items():
-        cells = {n: [one.first, one.second, one.difference, one.p_holm, one.detectable] for n, one in group.items()}
-        is_bold = kind == 'composites'
-        parts.append(by_size((Row(name=n, cells=of_name, is_bold=is_bold) for n, of_name in cells.items()), 2))
+        rows = []
+        for name, one in group.items():
+            scores: list[Cell] = [one.first, one.second]
+            difference: list[Cell] = [one.difference, one.p_holm, one.detectable]
+            cells = [*difference, *scores] if difference_first else [*scores, *difference]
+            rows.append(Row(name=name, cells=cells, is_bold=kind == 'composites'))
+        parts.append(by_size(rows, 0 if difference_first else 2))
     every = {name: one for group in comparison.groups.values() for name, one in group.items()}
     of_file = [name for name, one in every.items() if one.is_of_file]
     notes = absences((name, one.difference) for name, one in every.items())
@@ -324,16 +339,17 @@ def trends_table(found: Trends) -> Table:
     """Return a row for each score, the steepest first."""
     columns = [Column('slope', SIGNED, with_error=True), Column('noise')]
     columns += [Column('signal/noise', '{:.1f}'.format, absent='')]
+    unit = min(BATCHES, found.batches[-1] - found.batches[0])  # no slope beyond the batches that were seen
     parts: list[list[Row]] = [[], []]
     for name, one in found.trends.items():
         p = p_value(one.slope)
         ratio = None if p is None or p >= CLEAR else one.signal_to_noise
-        slope = one.slope if one.slope.value is None else weighted_sum([one.slope], [BATCHES])
+        slope = one.slope if one.slope.value is None else weighted_sum([one.slope], [unit])
         cells: list[Cell] = [slope, one.noise, ratio]
         is_composite = name in found.composites
         parts[is_composite].append(Row(name=name, cells=cells, is_bold=is_composite))
     return Table(
-        title=f'slope per {BATCHES} batches over {len(found.batches)} checkpoints, ba{found.batches[0]} to '
+        title=f'slope per {unit} batches over {len(found.batches)} checkpoints, ba{found.batches[0]} to '
         f'ba{found.batches[-1]}',
         columns=columns,
         parts=[by_size(part, 0) for part in parts],

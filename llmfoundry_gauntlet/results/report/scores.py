@@ -19,6 +19,7 @@ ORIGINS = ('sample', 'unofficial', 'own', 'published')  # of data; the first say
 KINDS = ('task', 'category', 'average', 'perturbation')
 MAJORITY = 'MajorityClass'
 NO_METRICS = 'its type has no accuracy'
+OF_GUESSING = ('accuracy', 'accuracy_mean', 'accuracy_by_variant')  # of SCORE, whose value for guesses is chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,7 @@ class DatasetRecord:
     perturbations: dict[str, dict[str, Any]]
     task: str = ''
     num_items: int = 0
+    chance: float | None = None
     data_origin: str | None = None
 
 
@@ -239,4 +241,5 @@ def perturbation_rows(results: ResultsRecord, problems: Problems) -> Iterator[di
                 for part, one in [(None, content)] if is_measure else content.items():
                     measure = decode(MeasureRecord, one, path if part is None else join(path, part), problems)
                     if measure is not None:
-                        yield {**row, 'metric': metric, 'part': part, **measure.columns(0.0, 1.0)}
+                        chance = entry.chance if metric in OF_GUESSING else None
+                        yield {**row, 'metric': metric, 'part': part, 'chance': chance, **measure.columns(0.0, 1.0)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
+from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.results.report.comparison import Comparison, compare, corrected
 from llmfoundry_gauntlet.results.report.printing import OTHER_TASKS, difference_table, scores_table, share_notes
@@ -66,14 +67,16 @@ def make_sections(runs: Sequence[RunSeries]) -> list[Section]:
 
 def curves_section(runs: Sequence[RunSeries]) -> Section:
     """Return the learning curves of averages and categories, and the training loss, with one axis."""
-    losses = [replace(row, run=run.name) for run in runs for one in run.evaluations for row in loss_rows(one)]
+    losses = [row for run in runs for row in loss_rows(run)]
     rows = [*rows_of(runs, 'average'), *losses, *rows_of(runs, 'category')]
     charts = curves(rows, baseline=0.0 if is_rescaled(runs) else None)
     if not charts:
         return Section(name='curves', title='Learning curves')
     notes = [f'{composite_note(runs)} Bands are 95 % intervals over items.']
     if losses:
-        notes.append('The training loss is that of the batch before each evaluation.')
+        has_means = any(row.num_items is not None for row in losses)
+        batches = 'its mean over the batches since the evaluation before' if has_means else 'that of the batch before'
+        notes.append(f'The training loss at an evaluation is {batches}.')
     return Section(name='curves', title='Learning curves', notes=notes, charts={'': charts})
 
 
@@ -88,13 +91,18 @@ def tasks_section(runs: Sequence[RunSeries]) -> Section:
     return Section(name='tasks', title='Tasks', notes=notes if found else (), charts=found)
 
 
-def loss_rows(evaluation: Run) -> list[ScoreRow]:
-    """Return the training loss of the last batch before an evaluation, if it is known."""
-    training = evaluation.scores.training or {}
-    if (loss := training.get('loss')) is None:
-        return []
-    batch, token = evaluation.batch, training.get('token')
-    return [ScoreRow(run='', batch=batch, token=token, kind=LOSS, name='training loss', value=loss)]
+def loss_rows(run: RunSeries) -> list[ScoreRow]:
+    """Return the training loss at each evaluation where it is known.
+
+    `num_items` is the number of batches of its mean, None for the loss of a single batch in records of version 0.1.
+    """
+    rows = []
+    for one in run.evaluations:
+        training = one.scores.training or {}
+        if training.get('loss') is not None:
+            row = ScoreRow(run=run.name, batch=one.batch, token=training.get('token'), kind=LOSS, name='training loss')
+            rows.append(replace(row, value=training['loss'], num_items=training.get('loss_batches')))
+    return rows
 
 
 def rows_of(runs: Sequence[RunSeries], kind: str) -> list[ScoreRow]:
@@ -124,12 +132,23 @@ def composite_note(runs: Sequence[RunSeries]) -> str:
     """Return the definition of composites in the first gauntlet."""
     gauntlet = gauntlet_of(runs)
     if gauntlet is None:
-        return 'The runs have no gauntlet, so there are no composites.'
+        return no_composites(runs)
     if not gauntlet.subtract_random_baseline:
         return 'Composites are weighted means of accuracies.'
     if not gauntlet.rescale_accuracy:
         return f'Composites are weighted means of accuracy {MINUS} chance.'
     return 'Composites are weighted means of accuracies rescaled so that 0 is chance and 1 is perfect.'
+
+
+def no_composites(runs: Sequence[RunSeries]) -> str:
+    """Return why there are no composites: a part of a gauntlet was run, or there is none."""
+    configs = [run.last.scores.config or {} for run in runs]
+    partial = next((one for one in configs if one.get('gauntlet') is not None), None)
+    if partial is None:
+        return 'The runs have no gauntlet, so there are no composites.'
+    names = partial.get('only')
+    part = 'A part of the gauntlet' if not names else f'Only {listed(names)} of the gauntlet'
+    return f'{part} was run, without a whole category, so there are no composites.'
 
 
 def scores_section(runs: Sequence[RunSeries]) -> Section:
@@ -182,6 +201,10 @@ def score_section(runs: Sequence[RunSeries]) -> Section:
             [Row(name=part or name, cells=[found.get((*one, name, part)) for one in columns]) for name, part in lines]
             for lines in ([(name, None) for name in SCORE_METRICS], [(BY_VARIANT, part) for part in variants])
         ]
+        accuracies = [found.get((*one, 'accuracy', None)) for one in columns]
+        chances: list[Cell] = [None if accuracy is None else accuracy.chance for accuracy in accuracies]
+        if any(chance is not None for chance in chances):
+            parts[0].insert(1, Row(name='chance', cells=chances))
         heading = [Column(head, with_error=True, absent='') for head in heads]
         tables.append(Table(title=dataset, columns=heading, parts=parts))
     notes = ['The same questions asked in several ways: accuracy, and how often two answers to one question agree.']
@@ -198,15 +221,17 @@ def changes_section(runs: Sequence[RunSeries]) -> Section:
         title = f'What changed since {before.name}'
     notes: list[str] = []
     found: dict[str, Comparison] = {}
+    names: dict[str, tuple[str, str]] = {}
     for one, other, *compared in pairs:
         name = f'{other} {MINUS} {one}'
+        names[name] = one, other
         try:
             found[name] = compare(*compared)
         except RecordError as error:
             notes.append(f'{name} cannot be compared: {"; ".join(error.problems)}')
     tables: list[Table] = []
     for name, comparison in zip(found, corrected(list(found.values())), strict=True):
-        table = replace(difference_table(comparison), title=name)
+        table = replace(difference_table(comparison, names=names[name], difference_first=True), title=name)
         tasks, *others = table.parts
         if is_training and len(tasks) > MOST_CHANGED:
             table = replace(table, parts=[tasks[:MOST_CHANGED], *others])
@@ -243,7 +268,8 @@ def curves(
     """Return a chart of each score over training with its 95 % interval, a line for each run, by name.
 
     A dashed line is at chance or, for scores without one, at `baseline`. All charts have the same axes: over tokens if
-    they are known, else over batches, and over the values from `domain`, or of all intervals. Losses have their own.
+    they are known, else over batches, and over the values from `domain`, or of all intervals. Losses have their own
+    values, and a line over the batches that a mean is of.
     """
     alt: Any = importlib.import_module('altair')  # each of its arguments has dozens of types
     known = [row for row in rows if row.value is not None and row.batch is not None]
@@ -261,24 +287,37 @@ def curves(
     ends = [one[key] for one in scores for key in ('low', 'high')] + ([] if baseline is None else [baseline])
     field, title = ('token', 'training tokens') if by_token else ('batch', 'training batch')
     places = [one[field] for one in data]
+    for one, row in zip(data, known, strict=True):
+        if row.kind == LOSS and row.num_items is not None:
+            earlier = [other[field] for other in data if other['run'] == one['run'] and other[field] < one[field]]
+            one |= {'begin': max(earlier, default=min(places)), 'batches': row.num_items}
     axis = alt.Axis(tickCount=4, format='~s' if by_token else ',')
-    x = alt.X(f'{field}:Q', title=title, scale=alt.Scale(domain=[min(places), max(places)], nice=False), axis=axis)
+    scale_of_x = alt.Scale(domain=[min(places), max(places)], nice=False)
+
+    def x_of(name: str) -> Any:
+        return alt.X(f'{name}:Q', title=title, scale=scale_of_x, axis=axis)
+
     legend = None if len(runs) == 1 else alt.Legend(title=None, orient='top', labelLimit=0)
     color = alt.Color('run:N', sort=runs, legend=legend)
     found = {}
     for name, kind in dict.fromkeys((row.name, row.kind) for row in known):
         mine = [one for one, row in zip(data, known, strict=True) if (row.name, row.kind) == (name, kind)]
         numbers = ['value'] if kind == LOSS else ['value', 'low', 'high']
-        tooltip = ['run:N', f'{field}:Q', *(alt.Tooltip(f'{number}:Q', format='.3f') for number in numbers)]
-        base = alt.Chart(alt.InlineData(values=mine)).encode(x=x, color=color, tooltip=tooltip)
+        counts = ['batches:Q'] if 'batches' in mine[0] else []
+        tooltip = ['run:N', f'{field}:Q', *counts, *(alt.Tooltip(f'{number}:Q', format='.3f') for number in numbers)]
+        base = alt.Chart(alt.InlineData(values=mine)).encode(x=x_of(field), color=color, tooltip=tooltip)
         scale = alt.Scale(zero=False, nice=True) if kind == LOSS else alt.Scale(domain=domain or [min(ends), max(ends)])
         y = alt.Y('value:Q', title=None, scale=scale, axis=alt.Axis(tickCount=4))
-        layers = [base.mark_line(point=True).encode(y=y)]
         if kind != LOSS:
             chance = next((one['chance'] for one in mine if one['chance'] is not None), baseline)
             line = alt.Chart(alt.InlineData(values=[] if chance is None else [{'value': chance, 'mark': 'chance'}]))
             rule = line.mark_rule(strokeDash=[3, 3]).encode(y='value:Q', tooltip=['mark:N', 'value:Q'])
             band = base.mark_area(opacity=0.16, clip=True).encode(y=alt.Y('low:Q', title=None), y2='high:Q')
-            layers = [band, rule, *layers]
+            layers = [band, rule, base.mark_line(point=True).encode(y=y)]
+        elif all('begin' in one for one in mine):
+            mean_of_batches = base.mark_rule().encode(y=y, x=x_of('begin'), x2=f'{field}:Q')
+            layers = [mean_of_batches, base.mark_point(filled=True).encode(y=y)]
+        else:
+            layers = [base.mark_line(point=True).encode(y=y)]
         found[name] = alt.layer(*layers).properties(height=PANEL_HEIGHT)
     return found

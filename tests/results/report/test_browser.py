@@ -153,6 +153,26 @@ def test_the_page_fits_a_phone_a_dark_screen_and_paper(opened, page_file: Path):
     assert not page.is_visible('nav') and not page.is_visible('.controls') and page.is_visible('caption')
 
 
+def test_the_difference_of_two_runs_is_on_the_screen_of_a_phone(opened, runs: dict[str, Path], tmp_path: Path):
+    out = tmp_path / 'two.html'
+    assert run_cli('report', runs['a'], runs['b'], '--out', out, '--no-prompts') == 0
+    page = opened(out, viewport={'width': 390, 'height': 844})
+    table = page.locator('#changes table').first
+    assert table.locator('thead th').all_inner_texts()[1].startswith('diff')
+    ends = [cell.bounding_box() for cell in table.locator('tbody td:nth-child(2)').all()]
+    assert ends and all(box['x'] + box['width'] <= 390 for box in ends)
+
+
+@pytest.mark.parametrize(('scheme', 'ink'), [('light', 'rgb(27, 32, 38)'), ('dark', 'rgb(231, 234, 237)')])
+def test_the_line_at_chance_has_the_colour_of_text(opened, page_file: Path, scheme: str, ink: str):
+    page = opened(page_file, color_scheme=scheme)
+    strokes = page.evaluate(
+        """[...document.querySelectorAll('[data-chart] line[stroke-dasharray]')]
+        .map((one) => getComputedStyle(one).stroke)"""
+    )
+    assert len(strokes) == 8 and {*strokes} == {ink}  # of every chart but that of the loss
+
+
 HOSTILE = [
     '</script><script>window.broken = 1</script>',
     '<img src=x onerror="window.broken = 2">',

@@ -74,6 +74,7 @@ def test_tables_and_csv_show_the_numbers_of_json_the_largest_first(
     words = ('compare', runs['a'], runs['b'])
     status, out, _ = gauntlet(*words)
     assert status == 0 and out.splitlines()[0] == 'accuracy: b \u2212 a'
+    assert out.splitlines()[1].split() == ['a', 'b', 'diff', 'error', 'p', '(Holm)', 'MDE']
     table = rows_of_table(out)
     (found,) = compared(*words[1:])
     shares = found['composites']['core']['difference']['variance_shares']

@@ -152,10 +152,13 @@ def test_the_tables_of_a_run_equal_the_record(page, rich: Path):
     head, *rows = page['tables']['agieval']
     perturbations = record['score']['agieval']['perturbations']
     assert [cell['text'] for cell in head[1:]] == list(perturbations)
-    measures = ['accuracy', 'consistency_rate', 'consistency_rate_reference', 'accuracy_worst', 'accuracy_mean']
+    measures = ['accuracy', 'chance', 'consistency_rate', 'consistency_rate_reference', 'accuracy_worst']
+    measures += ['accuracy_mean']
     measures += ['accuracy_best', 'all_variants_right', 'unparsed_rate']
     variants = {name: found['accuracy_by_variant'] for name, found in perturbations.items()}
     assert [row[0]['text'] for row in rows] == [*measures, *(name for found in variants.values() for name in found)]
+    chance_row = rows.pop(1)
+    assert [cell['value'] for cell in chance_row[1:]] == pytest.approx([1 / 3] * len(perturbations))
     for name, *cells in rows:
         for perturbation, cell in zip(perturbations, cells, strict=True):
             measure = {**perturbations[perturbation], **variants[perturbation]}.get(name['text'])
@@ -179,6 +182,23 @@ def test_banners_and_notes_tell_what_the_numbers_are_worth(page):
     assert 'error of reading alone' not in page['text']
 
 
+@pytest.mark.parametrize(
+    ('config', 'facts'),
+    [
+        ({'gauntlet': 'gauntlet.yaml', 'only': ['choices', 'lines']}, 'Only choices, lines of the gauntlet'),
+        ({'gauntlet': 'gauntlet.yaml', 'only': None, 'missing': 'skip'}, 'A part of the gauntlet'),
+        ({'gauntlet': None, 'only': ['choices']}, 'have no gauntlet'),
+    ],
+)
+def test_a_page_without_composites_says_whether_there_is_a_gauntlet(data: Path, tmp_path: Path, config, facts):
+    run = record_run(tmp_path / 'part', data, [CHOICES])
+    with edited(run) as record:
+        record['config'].update(config)
+    out = tmp_path / 'page.html'
+    assert run_cli('report', run, '--out', out, '--no-prompts') == 0
+    assert facts in out.read_text() and 'no composites' in out.read_text()
+
+
 def test_a_run_of_only_score_has_a_page(read, data: Path, tmp_path: Path):
     page = read(record_run(tmp_path / 'alone', data, [AGIEVAL]), '--no-prompts')
     assert 'no gauntlet' in page['text'] and 'agieval' in page['tables']
@@ -192,8 +212,10 @@ def check_differences(table: dict[str, list[Any]], found: dict[str, Any]) -> Non
     assert {*table} == {*differences}
     for name, one in differences.items():
         values = [one[place].get('value') for place in ('first', 'second', 'difference')]
-        assert [cell['value'] for cell in table[name]] == [*values, one['p_holm'], one['detectable']]
-        assert table[name][3]['text'].endswith('*') == (one['p_holm'] < 0.05)
+        first, second, change = values  # the change is first, as a phone shows only the first columns
+        numbers = [change, one['p_holm'], one['detectable'], first, second]
+        assert [cell['value'] for cell in table[name]] == numbers
+        assert table[name][1]['text'].endswith('*') == (one['p_holm'] < 0.05)
 
 
 def test_several_runs_are_side_by_side_and_compared_over_items_with_equal_prompts(read, several, compared):

@@ -88,7 +88,7 @@
     aria: false,
     view: { stroke: null },
     range: { category: [0, 1, 2, 3, 4, 5, 6, 7].map((place) => `var(--s${place})`) },
-    rule: { strokeWidth: 2, opacity: 0.75 },
+    rule: { strokeWidth: 2, opacity: 0.75, color: ink },
     point: { size: 60, opacity: 1 },
     legend: { labelColor: ink, labelFontSize: 12, columns: 2 },
     axis: {
