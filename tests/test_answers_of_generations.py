@@ -109,6 +109,24 @@ def test_reasoning_that_does_not_end_has_no_answer(score: Score, task: str):
     assert set(found.metrics.values()) <= {0.0}
 
 
+@every_task
+@pytest.mark.parametrize('form', ['{}<|im_end|>', '{}</s>\n', '<s>{}<eos>', '{}<|eot_id|><|start_header_id|>user'])
+def test_every_scorer_ignores_special_tokens_around_an_answer(score: Score, task: str, form: str):
+    """Mutation: tokens dropped by the scorers of letters alone."""
+    right, wrong = ANSWERS[task]
+    assert score(task, form.format(right)).score == 1
+    assert score(task, form.format(wrong)).score == 0
+
+
+@pytest.mark.parametrize('form', ['✅ {}', '{} ✅', '{}✔️', '→ {}', '🎉{}🎉', '• {}', '{}\u200b'])
+def test_signs_around_a_number_do_not_count(score: Score, form: str):
+    for written in ('4', '\uff14'):
+        found = score('generation_task_with_answers', form.format(written))
+        assert (found.score, found.metrics['StrictMatch'], found.metrics['NumericMatch']) == (1, 1, 1)
+    assert score('generation_task_with_answers', form.format('5')).score == 0
+    assert score('generation_task_with_answers', '✅ 4', reference=True).score == 0
+
+
 @pytest.mark.parametrize(
     ('task', 'expected'), [('generation_task_with_answers', '<think>4'), (LETTERS, 'B'), (MATH, '2')]
 )

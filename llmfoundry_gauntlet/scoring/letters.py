@@ -14,17 +14,25 @@ import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 
+from llmfoundry_gauntlet.scoring.signs import plain_letters, without_signs
+
 PHRASE = 'the best answer is'
+MAX_STATEMENT = 1000  # characters of a statement that are read, beside the text of an option
 UNSAID = ''  # a statement without a letter, such as 'the best answer is that of the author'
 
-PLAIN = str.maketrans('\u2018\u2019\u201c\u201d', '\'\'""', '*`$')
+# Quotes, East Asian brackets and full stop; Markdown and dollar signs are dropped.
+PLAIN = str.maketrans('\u2018\u2019\u201c\u201d\u3010\u3011\u300c\u300d\u3002', '\'\'""[][].', '*`$')
 TAGS = re.compile(r'</?(?:b|i|u|em|strong|code|span)>|</answer>', re.IGNORECASE)
 WRAPPED = re.compile(r'\\(?:text|math)[a-z]*\{([^{}]*)\}')
 MATHS = re.compile(r'\\[()\[\]]')
 
 # The beginning of a statement. After 'is' or 'be' the answer must follow; after a colon or dash it need not.
 ABOUT = r'(?:\s+(?:choice|option))?(?:\s+(?:to|for|among|from|of)(?:\s+\w+){1,4}?)?\s*'
-ENDING = r'(?P<commits>\bis\b|\b(?:would|must|should|has\s+to)\s+be\b)|"?:|\s[-\u2013\u2014]\s'
+POINTS = r'=>|[-=]>|[\u2190-\u21ff]'  # arrows
+ENDING = (
+    r'(?P<commits>\bis\b|\b(?:would|must|should|has\s+to)\s+be\b)|"?:|\s[-\u2013\u2014]\s|'
+    rf'\s*(?:{POINTS}|=)'
+)
 BEST = re.compile(rf'[Bb](?i:est\s+answer{ABOUT}(?:{ENDING}))')  # searching is fast with a leading character class
 OTHER = re.compile(
     rf'(?:\banswer|\b(?:correct|right|best|final)\s+(?:option|choice)){ABOUT}(?:{ENDING})|'
@@ -37,9 +45,8 @@ BEFORE = re.compile(
     r'\(?(?P<letter>[A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)(?P<answer>\s+(?:answer|option|choice))?',
     re.MULTILINE,
 )
-PLACEHOLDER = re.compile(r'[\s:(\[]*(?:the_)?answer_letter')  # as in the prompts
 
-FILLER = r'[\s:"\'(\[{]|\\boxed|\b(?:therefore|thus|(?:most\s+)?\w+ly)\b'
+FILLER = r'[\s:"\'(\[{]|[-\u2013\u2014>#]\s|\\boxed|\b(?:therefore|thus|(?:most\s+)?\w+ly)\b|' + POINTS
 CLOSE = r'(?P<close>(?:[)\]}]|["\'](?!\w))*)'
 NOUN = r'(?:the\s+)?\b(?:option|choice|letter|answer)\b'
 LETTER = re.compile(rf'(?:{FILLER})*+(?P<noun>(?i:{NOUN}))?(?:{FILLER})*+(?P<letter>[A-Za-z]){CLOSE}')
@@ -49,9 +56,32 @@ JOINED = re.compile(rf'\s*(?:(?:\b(?:and|or)\b|[&/,])\s*)+(?:(?:option|choice)\s
 OPEN_END = re.compile(r'[\s,.]*\bor\b', re.IGNORECASE)
 ANOTHER = re.compile(r'\b(?:and|or)\s+\(([A-Z])\)')
 REASON = r'(?:because|since|as|due)\b'
+
+# What stands for the letter in an instruction. Models, above all young ones, repeat its sentence after their answer.
+LEAD = r'(?:[\s:"\'(\[{<]|\\boxed)*+'
+BLANK = r'(?i:letter|answer|option|choice|label|insert|your|here|placeholder|blank)'
+NO_LETTER = r'(?!\s*["\'(\[:]*\s*[A-WZ]\b)'  # no letter of an option follows
+UNKNOWN = re.compile(rf'{LEAD}(?P<letter>[XY](?!{PART})|[xy](?=["\')\]}}>]*\s*(?:$|\n|[.,:!])))')
+PLACEHOLDERS = (
+    # nothing at the end of the generation, '...', '?', '[]'
+    rf'{LEAD}(?:\.?\s*\Z|\.\s|\.\.|\u2026|_|\?|[\])}}>])',
+    # '[letter]', '(its letter)', '\boxed{answer}', '<insert your answer here>'
+    r'[\s:"\']*(?:\\boxed)?\s*[(\[{<]+(?![^)\]}>\n]*\b[A-WZ]\b)'
+    rf'[^)\]}}>\n]{{0,80}}?(?:\b|_){BLANK}(?:\b|_)[^)\]}}>\n]{{0,80}}[)\]}}>]',
+    # 'the letter of your choice'
+    r'[\s:"\']*(?i:(?:the|its|your|an?|one|right|correct|best|single|chosen|corresponding)\s+)*'
+    rf'(?i:(?:the_)?(?:answer[ _])?letter)\b{NO_LETTER}',
+    # 'LETTER', 'YOUR_ANSWER'
+    rf'{LEAD}(?:LETTER|ANSWER|OPTION|CHOICE|YOUR[\s_]+[A-Z]+)\b{NO_LETTER}',
+    # '"The best answer is" and then its letter'
+    r'["\'](?!\s*[(\[]?[A-Za-z]\b)',
+)
+PLACEHOLDER = re.compile('|'.join(PLACEHOLDERS))
+SEVERAL = re.compile(r'[\s:"\'(\[{]*[A-Z](?:\)?\s*(?:[/|,]|\bor\b|\band\b)+\s*(?:or\s+|and\s+)?\(?[A-Z]\b)+')
 CLAUSE_END = re.compile(rf'[.;,]\s|\n|\b{REASON}')
 # Must follow a bare 'A', 'I' or lower-case letter, which is otherwise an article, a pronoun or a name.
 STANDS = re.compile(rf'\s*(?:$|\n|[.,:!])|\s+{REASON}')
+BULLET = re.compile(rf'\s*(?:(?:[-\u2013\u2014>#]+|{POINTS})\s+)+')
 CAPITAL_STANDS = re.compile(r'\s*\(|\s+[-\u2013\u2014]\s')
 AFTER_TEXT = re.compile(rf'["}})]*\s*(?:\((?P<letter>[a-z])\))?(?:$|[.!](?:\s|$)|,?\s*{REASON})')
 
@@ -76,7 +106,7 @@ def tolerant_letter(completion: str, options: Sequence[str]) -> str | None:
     Without a statement the generation, or its first or last line, must be an answer and nothing else. An option's text
     counts as its letter if no other option has the same text.
     """
-    text = cleaned(completion)
+    text = cleaned(without_signs(plain_letters(completion), options))
     texts = [folded(option) for option in options]
     for patterns in ((BEST,), (OTHER, BEFORE)):
         said = last_statement(text, texts, patterns)
@@ -91,18 +121,35 @@ def last_statement(text: str, texts: Sequence[str], patterns: Sequence[re.Patter
     'The best answer is' without an answer after it is overridden only by a later statement.
     """
     places = [found for pattern in patterns for found in pattern.finditer(text)]
+    longest = MAX_STATEMENT + 3 * max(map(len, texts), default=0)
     for found in sorted(places, key=lambda found: found.end(), reverse=True):
-        rest = text[found.end() :]
+        rest = text[found.end() : found.end() + longest]
         if found.re is BEFORE:
-            if found['noun'] is not None or found['answer']:
+            is_statement = found['noun'] is not None or found['answer']
+            if is_statement and not is_placeholder(found['letter'], texts):
                 return option_letter(found['letter'], texts)
-        elif not PLACEHOLDER.match(rest):
+        elif not is_placeholder(rest, texts):
             said = said_in(rest, texts)
             if said != UNSAID:
                 return said
             if found['commits']:
-                return None if found.re is OTHER else last_statement(rest, texts, (OTHER, BEFORE)) or None
+                return (
+                    None if found.re is OTHER else last_statement(text[found.end() :], texts, (OTHER, BEFORE)) or None
+                )
     return UNSAID
+
+
+def is_placeholder(statement: str, texts: Sequence[str]) -> bool:
+    """Return whether a statement names no option but the place of one, as the sentence of an instruction does."""
+    unknown, several = UNKNOWN.match(statement), SEVERAL.match(statement)
+    if unknown is not None:
+        stands_for_another = option_letter(unknown['letter'], texts) is None
+    elif several is not None:
+        labels = set(string.ascii_uppercase[: len(texts)])
+        stands_for_another = len(texts) > 2 and set(re.findall(r'\b[A-Z]\b', several[0])) == labels
+    else:
+        stands_for_another = PLACEHOLDER.match(statement) is not None
+    return stands_for_another and named_by_text(statement, texts) == UNSAID
 
 
 def said_in(statement: str, texts: Sequence[str]) -> str | None:
@@ -168,10 +215,10 @@ def named_by_text(statement: str, texts: Sequence[str]) -> str | None:
 
 def whole_reply(text: str, texts: Sequence[str]) -> str | None:
     """Return the letter of a generation without a statement if it, its first or its last line is just an answer."""
-    named = named_by_text(text, texts)
+    named = named_by_text(without_bullet(text), texts)
     if named != UNSAID:
         return named
-    lines = list(filter(str.strip, text.splitlines()))
+    lines = without_lists([line for line in text.splitlines() if line.strip()], texts)
     alone = {line: letter for line in lines if (letter := lone_letter(line, texts)) is not None}
     if alone:
         letters = set(alone.values())
@@ -181,23 +228,56 @@ def whole_reply(text: str, texts: Sequence[str]) -> str | None:
     return option_letter(found[1], texts) if found else None
 
 
+def without_lists(lines: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Return lines without the lists of a question's options that models repeat: several with a letter and a text."""
+    kept: list[str] = []
+    listed: list[str] = []
+    for line in [*lines, '']:
+        if lone_letter(line, texts) is not None and has_text(line):
+            listed.append(line)
+            continue
+        is_list = len({lone_letter(one, texts) for one in listed}) > 1
+        kept += [] if is_list else listed
+        listed = []
+        kept += [line] if line else []
+    return kept
+
+
+def has_text(line: str) -> bool:
+    """Return whether a text follows the letter of a line."""
+    found = LETTER.match(without_bullet(line))
+    return found is not None and any(map(str.isalnum, found.string[found.end() :]))
+
+
+def without_bullet(line: str) -> str:
+    """Return a line without the bullets or arrows at its beginning."""
+    bullet = BULLET.match(line)
+    return line[bullet.end() :] if bullet else line
+
+
 def lone_letter(line: str, texts: Sequence[str]) -> str | None:
     """Return the letter of a line that is a letter, 'option B' or a letter with its text: 'B) Paris' or 'B. Paris'.
 
-    After a full stop, a colon or a dash the text must be that option's: 'A: ...' may be an answer, 'E. coli' a name.
+    After a full stop, a colon, a dash or nothing the text must be that option's: 'A: ...' may be an answer, 'E. coli' a
+    name.
     """
+    line = without_bullet(line)
     found = LETTER.match(line)
-    if found is None or is_joined(found['letter'], line[found.end() :]):
+    if found is None or is_placeholder(found['letter'], texts):
         return None
     letter, rest = found['letter'], line[found.end() :]
+    if is_joined(letter, rest):
+        return None
     if not rest.strip(' .,:;!'):
         return letter
     if ')' in found['close']:
         return letter
     index = string.ascii_uppercase.find(letter)
-    marked = re.match(r'\s*[.:-]\s*', rest)
-    if marked and 0 <= index < len(texts) and folded(rest[marked.end() :]) == texts[index]:
-        return letter
+    marked = re.match(r'\s*[.:\u2013\u2014-]?\s*', rest)
+    if marked and 0 <= index < len(texts):
+        text = folded(rest[marked.end() :])
+        if texts[index] in (text, text.rstrip(')]}! ')):
+            return letter
     return None
 
 
@@ -214,7 +294,8 @@ def option_letter(letter: str, texts: Sequence[str]) -> str | None:
 
 def cleaned(text: str) -> str:
     """Return a text without Markdown, HTML, dollar signs and LaTeX fonts, with letters and quotes normalized."""
-    text = TAGS.sub('', unicodedata.normalize('NFKC', text).translate(PLAIN).replace('__', ''))
+    text = unicodedata.normalize('NFKC', plain_letters(text)).translate(PLAIN)
+    text = TAGS.sub('', text.replace('__', ''))
     return MATHS.sub('', WRAPPED.sub(r'\1', text))
 
 

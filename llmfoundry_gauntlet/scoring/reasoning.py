@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from llmfoundry_gauntlet.scoring.signs import opening_end, without_special_tokens
 from llmfoundry_gauntlet.scoring.text import cut_at_stops
 from llmfoundry_gauntlet.types import Reasoning, ReasoningMarkers, StopRule
 
@@ -40,16 +41,19 @@ class Reading:
 
 
 def read_generation(text: str, stops: StopRule, reasoning: Reasoning | None) -> Reading:
-    """Return a generation up to its stop, with its answer; without `reasoning` all of it is the answer."""
+    """Return a generation up to its stop, with its answer; without `reasoning` all of it is the answer.
+
+    Special tokens around an answer are no part of it.
+    """
     if reasoning is None:
         answer = cut_at_stops(text, stops)
         return Reading(answer, answer)
     place = answer_place(text, reasoning)
     if place is None:
         return Reading(text, None)
-    begin, end = place
-    answer = cut_at_stops(text[begin:end], stops)
-    return Reading(text[:begin] + answer, answer)
+    begin = opening_end(text, place[0])
+    answer = cut_at_stops(text[begin : place[1]], stops)
+    return Reading(text[:begin] + answer, without_special_tokens(answer))
 
 
 def answer_place(text: str, reasoning: Reasoning) -> tuple[int, int] | None:

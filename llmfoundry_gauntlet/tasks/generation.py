@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric
 from llmfoundry_gauntlet.metrics.statistics import SHARE
+from llmfoundry_gauntlet.scoring.signs import bare_answer
 from llmfoundry_gauntlet.scoring.text import (
     NON_FINITE_GENERATION,
     answer_in,
@@ -131,6 +132,8 @@ class GenerationTask(Task):
         if not output.is_finite and not self.reference:
             return Score.unscored(NON_FINITE_GENERATION)
         answer = answer_in(output.text, self.cot_delimiter)
+        if not self.reference:
+            answer = bare_answer(answer, content.golds)
         normalize = self.do_normalization
         right = has_prefix_of(answer, content.golds, normalize=normalize, reference=self.reference)
         reasons = [] if answer.strip() else ['empty answer' if output.text.strip() else 'empty generation']

@@ -2,11 +2,12 @@
 
 import json
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paths import FIXTURES
+from paths import FIXTURES, ROOT
 
 from llmfoundry_gauntlet.scoring.letters import reference_letter, tolerant_letter
 
@@ -177,6 +178,147 @@ def test_usual_words_are_understood(form, expected):
 def test_letters_that_are_words_are_extracted_too_but_none_beyond_the_options(form):
     assert [tolerant_letter(form.format(letter), TEN) for letter in 'ABCDEFGHIJ'] == list('ABCDEFGHIJ')
     assert [tolerant_letter(form.format(letter), CITIES) for letter in 'EFGHIJXZ'] == [None] * 8
+
+
+def own_prompts() -> list[str]:
+    """Return all of our prompts for lettered questions, with a question and its options."""
+    lines = ''.join(f'\n{letter}: {city}' for letter, city in zip('ABCD', CITIES, strict=True))
+    prompts = []
+    for name in ('mmlu_pro', 'agieval'):
+        content = json.loads((ROOT / f'eval_data/score/prompts/{name}.json').read_text(encoding='utf-8'))
+        templates = [content['option_order_robustness'], *content['prompt_robustness']]
+        values = {'question': 'Which is it?', 'options': lines, 'category': 'law'}
+        prompts += [template['prompt'].format(**values) for template in templates]
+    return prompts
+
+
+def instructions() -> list[str]:
+    """Return the lines of our prompts that say how to answer."""
+    return [line for prompt in own_prompts() for line in prompt.splitlines() if 'best answer' in line]
+
+
+PLACEHOLDERS = (
+    *('X', '(X)', '[X]', '"X"', 'X (X = its letter)', 'X, where X is its letter', 'Y', 'x', '[letter]', '(letter)'),
+    *('[its letter]', '<letter>', '{letter}', '**[letter]**', '[LETTER]', 'LETTER', '$LETTER', 'YOUR_ANSWER'),
+    *('[insert answer here]', '(insert letter)', '[Your Answer]', '<answer>', '[the_answer_letter]', '[option letter]'),
+    *(
+        '\\boxed{answer}',
+        '$\\boxed{answer}$',
+        '\\boxed{X}',
+        '\\boxed{\\text{letter}}',
+        '\\boxed{}',
+        '____',
+        '...',
+        '[...]',
+    ),
+    *('?', 'the letter of your choice', 'the correct letter', '[A/B/C/D]', 'A, B, C, or D', ''),
+)
+LEADS = ('The best answer is {}', 'The answer is {}', 'The final answer is: {}', 'Answer: {}', 'the best answer is: {}')
+CHOSEN = ('The best answer is B.', 'Answer: B', 'B', '(B)', 'B. London', 'The best answer is London.', '\\boxed{B}')
+every_instruction = pytest.mark.parametrize('instruction', [*own_prompts(), *instructions()])
+
+
+@every_instruction
+def test_an_instruction_that_is_repeated_is_no_answer(instruction: str):
+    """Mutation: X is a letter beyond the options."""
+    assert tolerant_letter(instruction, CITIES) is None
+
+
+@every_instruction
+def test_an_answer_counts_though_the_instruction_is_repeated_after_it(instruction: str):
+    for chosen in CHOSEN:
+        assert tolerant_letter(f'{chosen}\n\n{instruction}', CITIES) == 'B'
+    assert tolerant_letter(f'The best answer is B. {instruction}', CITIES) == 'B'
+
+
+@pytest.mark.parametrize('lead', LEADS)
+@pytest.mark.parametrize('placeholder', PLACEHOLDERS)
+def test_a_placeholder_is_no_answer_and_loses_none(lead: str, placeholder: str):
+    said = lead.format(placeholder)
+    assert tolerant_letter(said, CITIES) is None
+    assert tolerant_letter(f'Use this form: "{said}".', CITIES) is None
+    for chosen in CHOSEN:
+        assert tolerant_letter(f'{chosen}\nSay: {said}', CITIES) == 'B'
+        assert tolerant_letter(f'{chosen}\n\n{said}.', CITIES) == 'B'
+
+
+@pytest.mark.parametrize(
+    ('form', 'options', 'expected'),
+    [
+        ('The best answer is X', SIGNS, 'C'),
+        ('The best answer is X', [f'option {place}' for place in range(26)], 'X'),
+        ('The best answer is [letter]', ('[word]', '[letter]'), 'B'),
+        ('The best answer is X-ray', ('CT', 'X-ray'), 'B'),
+        ('The best answer is (the letter B)', CITIES, 'B'),
+        ('The best answer is [answer: B]', CITIES, 'B'),
+        ('The best answer is OPTION B', CITIES, 'B'),
+        ('The best answer is the letter "B"', CITIES, 'B'),
+        ('The best answer is B. The best answer is E', CITIES, None),
+    ],
+)
+def test_what_looks_like_a_placeholder_may_be_an_answer(form: str, options: Sequence[str], expected: str | None):
+    assert tolerant_letter(form, options) == expected
+
+
+SIGNED = (
+    *(
+        '✅ {}',
+        '{} ✅',
+        '{}✔️',
+        '☑ {}',
+        '✓ {}',
+        '{} 🎉',
+        '👉 {}',
+        '⭐ {}',
+        '🟢 {}',
+        '▶ {}',
+        '- {}',
+        '* {}',
+        '• {}',
+        '> {}',
+    ),
+    *(
+        '→ {}',
+        '➡️ {}',
+        '=> {}',
+        '-> {}',
+        '### {}',
+        '\ufeff{}',
+        '{}\u200b',
+        '【{}】',
+        '「{}」',
+        '{}。',
+        '\uff08{}\uff09',
+        '{}\uff01',
+    ),
+    *('The best answer is ✅ {}', 'The best answer is {} ✅', 'The best answer is: ✅ **{}**', 'The best answer → {}'),
+    *(
+        'The best answer is:\n- {}',
+        'The best answer is → {}',
+        'Answer ➜ {}',
+        'The best answer = {}',
+        '**Answer:** {} ✅',
+    ),
+)
+
+
+@pytest.mark.parametrize('form', SIGNED)
+def test_signs_and_bullets_lose_no_letter(form: str):
+    for letter, place in (('A', 0), ('B', 1)):
+        for written in (letter, f'({letter})', f'**{letter}**', f'{letter}: {CITIES[place]}'):
+            assert tolerant_letter(form.format(written), CITIES) == letter
+
+
+@pytest.mark.parametrize('written', ['\uff22', 'Ⓑ', '🅱️', '🅱', '🄱', '🅑', '\uff08\uff22\uff09', '\uff22\uff0e'])
+def test_a_letter_may_be_of_another_form(written: str):
+    assert tolerant_letter(written, CITIES) == 'B'
+    assert tolerant_letter(f'The best answer is {written}', CITIES) == 'B'
+
+
+def test_crosses_and_several_marks_choose_nothing():
+    for form in ('❌ B', 'A ❌\nB ❌', '✅', '✅ A\n✅ B', '- B\n- C', 'The best answer is ✅'):
+        assert tolerant_letter(form, CITIES) is None
+    assert tolerant_letter('The best answer is ♥', ('♠', '♥')) == 'B'
 
 
 def test_reference_extraction_equals_the_recording():
