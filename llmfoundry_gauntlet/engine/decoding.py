@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, TreeLayout
 from llmfoundry_gauntlet.engine.trees import Stream, context_request, lay_out_stream
 from llmfoundry_gauntlet.errors import ModelError, tokenizer_errors
+from llmfoundry_gauntlet.scoring.reasoning import GrowingAnswer, answer_stop
 from llmfoundry_gauntlet.scoring.text import stop_position
-from llmfoundry_gauntlet.types import Bools, GenerateRequest, Generation, Ids, Ints
+from llmfoundry_gauntlet.types import Bools, GenerateRequest, Generation, Ids, Ints, Reasoning
 
 PROMPT_STREAM = 'prompt_stream'  # the engine's attention: prompts in a token stream, steps from the engine's KV cache
 CACHE = 'cache'  # the model's own attention with the engine's KV cache, for models that take transformers' caches
@@ -31,6 +33,7 @@ GENERATION_LAYOUTS = (PROMPT_STREAM, CACHE, NO_CACHE)  # the fastest first
 UNFINISHED = '\ufffd'  # decoded from an incomplete UTF-8 character
 LONGEST_CHARACTER = 4  # bytes in UTF-8, and so tokens at most
 MAX_SHOWN = 20  # token ids in an error
+NO_MARKS: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -224,6 +227,7 @@ def stream_of(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:
 class GenerationDecoder:
     """Decode generations with a tokenizer. The tokens `end_ids` end a generation; special tokens are not in its text.
 
+    Those that mark reasoning, such as Magistral's [THINK], are kept for requests that say so.
     If the tokenizer drops a leading space, one is prepended, as in Composer 0.32
     (`models/huggingface.py:eval_forward`): a generation may start with a delimiter that begins with a space.
     """
@@ -234,16 +238,34 @@ class GenerationDecoder:
         keeps_space = len(tokenizer(' a', add_special_tokens=False)['input_ids']) == 1
         self.before = '' if keeps_space else ' '
         self._is_known: dict[int, bool] = {}  # of ids in generations that could not be decoded
+        self._special = {
+            id_: token.content
+            for id_, token in getattr(tokenizer, 'added_tokens_decoder', {}).items()
+            if token.special and id_ not in self.end_ids
+        }
 
-    def text(self, ids: list[int], *, verbatim: bool = False, restores_space: bool = True) -> str:
+    def marks_of(self, reasoning: Reasoning | None) -> dict[int, str]:
+        """Return the texts of special tokens that mark reasoning, or are a part of such a mark, by id."""
+        marks = [] if reasoning is None else [mark for pair in reasoning.markers for mark in (pair.start, pair.end)]
+        return {id_: text for id_, text in self._special.items() if any(text in mark for mark in marks)}
+
+    def text(
+        self,
+        ids: list[int],
+        *,
+        verbatim: bool = False,
+        restores_space: bool = True,
+        marks: Mapping[int, str] = NO_MARKS,
+    ) -> str:
         """Return the text of a whole generation, with the tokenizer's clean-up of spaces unless `verbatim`.
 
-        Ids that the tokenizer lacks have no text. Raise ModelError if others cannot be decoded.
+        `marks` are the texts of special tokens to be kept. Ids that the tokenizer lacks have no text. Raise ModelError
+        if others cannot be decoded.
         """
         options = {'clean_up_tokenization_spaces': False} if verbatim else {}
         before = self.before if restores_space else ''
         with tokenizer_errors() as caught:
-            return before + self._decode(ids, options)
+            return before + self._decode_with(marks, ids, options)
         # A model with padded embeddings may generate ids that the tokenizer lacks. Tokenizers in Rust give no text for
         # them, others raise errors of various kinds.
         known = [id_ for id_ in ids if self.is_known(id_)]
@@ -252,7 +274,7 @@ class GenerationDecoder:
             raise ModelError(
                 f'the tokenizer ({name}) cannot decode {ids[:MAX_SHOWN]}: {caught.error}'
             ) from caught.error
-        return before + self._decode(known, options)
+        return before + self._decode_with(marks, known, options)
 
     def is_known(self, id_: int) -> bool:
         """Return whether the tokenizer can decode a token id."""
@@ -261,6 +283,20 @@ class GenerationDecoder:
                 self._decode([id_], {})
             self._is_known[id_] = caught.error is None
         return self._is_known[id_]
+
+    def _decode_with(self, marks: Mapping[int, str], ids: list[int], options: Mapping[str, bool]) -> str:
+        """Return the text of some ids, with the texts of these special tokens in their places."""
+        if marks.keys().isdisjoint(ids):
+            return self._decode(ids, options)
+        text = ''
+        between: list[int] = []
+        for id_ in ids:
+            if id_ in marks:
+                text += (self._decode(between, options) if between else '') + marks[id_]
+                between = []
+            else:
+                between.append(id_)
+        return text + (self._decode(between, options) if between else '')
 
     def _decode(self, ids: list[int], options: Mapping[str, bool]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True, **options))
@@ -283,6 +319,8 @@ class OngoingGeneration:
         stops = request.stops
         self._watches = bool(stops.strings or stops.answer_end or stops.closes_block)
         self._lookback = max(map(len, stops.strings), default=0)
+        self._marks = decoder.marks_of(request.reasoning)
+        self._answer = GrowingAnswer(request.reasoning)
         self._known = decoder.before if request.restores_space else ''  # the text up to token `_read`
         self._start = self._read = 0  # tokens [_start, _read) are decoded with those that follow
 
@@ -311,7 +349,7 @@ class OngoingGeneration:
 
     def _stops(self) -> bool:
         """Return whether the latest token completes a stop."""
-        decoded = partial(self.decoder.text, verbatim=True, restores_space=False)
+        decoded = partial(self.decoder.text, verbatim=True, restores_space=False, marks=self._marks)
         before = decoded(self.ids[self._start : self._read]) if self._read else ''
         piece = decoded(self.ids[self._start :])[len(before) :]
         if not piece:  # a special token, or a leading space that the tokenizer drops
@@ -321,13 +359,20 @@ class OngoingGeneration:
         if not piece.endswith(UNFINISHED) or len(self.ids) - self._read >= LONGEST_CHARACTER:
             self._known = text
             self._start, self._read = self._read, len(self.ids)
-        if stop_position(text, rule, max(0, known - self._lookback)) is None:
+        self._answer.read(text, known)
+        begin = self._answer.begin
+        if begin is None:
             return False
-        return stop_position(self._text(), rule) is not None
+        answer = text[begin:] if begin else text
+        if stop_position(answer, rule, max(0, known - begin - self._lookback)) is None:
+            return False
+        return answer_stop(self._text(), rule, self.request.reasoning) is not None
 
     def _text(self) -> str:
         request = self.request
-        return self.decoder.text(self.ids, verbatim=request.verbatim, restores_space=request.restores_space)
+        return self.decoder.text(
+            self.ids, verbatim=request.verbatim, restores_space=request.restores_space, marks=self._marks
+        )
 
 
 def end_ids(tokenizer: Any, model: Any, *, reference: bool) -> set[int]:

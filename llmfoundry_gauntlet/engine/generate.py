@@ -135,7 +135,7 @@ def first_of_equal(requests: Sequence[GenerateRequest]) -> dict[ItemKey, ItemKey
     first: dict[tuple[object, ...], ItemKey] = {}
     names: dict[ItemKey, ItemKey] = {}
     for request in requests:
-        limits = (request.max_new_tokens, request.stops)
+        limits = (request.max_new_tokens, request.stops, request.reasoning)
         wanted = (request.context.tobytes(), *limits, request.verbatim, request.restores_space)
         is_drawn = request.sampling.temperature > 0
         names[request.key] = request.key if is_drawn else first.setdefault(wanted, request.key)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from llmfoundry_gauntlet.scoring.signs import opening_end, without_special_tokens
-from llmfoundry_gauntlet.scoring.text import cut_at_stops
+from llmfoundry_gauntlet.scoring.text import cut_at_stops, stop_position
 from llmfoundry_gauntlet.types import Reasoning, ReasoningMarkers, StopRule
 
 UNFINISHED_REASONING = 'its reasoning does not end'
@@ -56,6 +56,36 @@ def read_generation(text: str, stops: StopRule, reasoning: Reasoning | None) -> 
     return Reading(text[:begin] + answer, without_special_tokens(answer))
 
 
+def answer_stop(text: str, stops: StopRule, reasoning: Reasoning | None) -> int | None:
+    """Return the end of a generation, None if nothing stops it; stops in its reasoning do not count."""
+    if reasoning is None:
+        return stop_position(text, stops)
+    place = answer_place(text, reasoning)
+    if place is None:
+        return None
+    begin = opening_end(text, place[0])
+    stop = stop_position(text[begin : place[1]], stops)
+    return None if stop is None else begin + stop
+
+
+class GrowingAnswer:
+    """Where the answer begins in a text that grows; `begin` is None while it reasons."""
+
+    def __init__(self, reasoning: Reasoning | None) -> None:
+        self._markers = () if reasoning is None else reasoning.markers
+        self._longest = max((len(mark) for pair in self._markers for mark in (pair.start, pair.end)), default=0)
+        self._is_after_reasoning = False
+        self.begin: int | None = None if reasoning is not None and reasoning.is_open else 0
+
+    def read(self, text: str, known: int) -> None:
+        """Read a text whose first `known` characters were read before."""
+        for _, end, is_end in marks_in(text, self._markers, max(0, known - self._longest)):
+            self.begin = end if is_end else None
+            self._is_after_reasoning = is_end or self._is_after_reasoning
+        blank = BLANK_LINES.match(text, self.begin) if self.begin and self._is_after_reasoning else None
+        self.begin = blank.end() if blank else self.begin
+
+
 def answer_place(text: str, reasoning: Reasoning) -> tuple[int, int] | None:
     """Return where the answer of a generation begins and ends; None if its reasoning does not end.
 
@@ -81,11 +111,11 @@ def answer_place(text: str, reasoning: Reasoning) -> tuple[int, int] | None:
     return begin, end
 
 
-def marks_in(text: str, markers: tuple[ReasoningMarkers, ...]) -> Iterator[tuple[int, int, bool]]:
-    """Yield the place of each mark in a text, and whether it ends reasoning; those in quotes are left out."""
+def marks_in(text: str, markers: tuple[ReasoningMarkers, ...], first: int = 0) -> Iterator[tuple[int, int, bool]]:
+    """Yield the place of each mark from `first` on, and whether it ends reasoning; those in quotes are left out."""
     if not markers:
         return
-    for mark in pattern_of(markers).finditer(text):
+    for mark in pattern_of(markers).finditer(text, first):
         before, after = text[max(0, mark.start() - 1) : mark.start()], text[mark.end() : mark.end() + 1]
         is_quoted = bool(before) and before in QUOTES and before == after and not text.startswith('```', mark.end())
         if not is_quoted:

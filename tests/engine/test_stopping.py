@@ -20,8 +20,9 @@ from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
 from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.engine.logits import uniform_draws
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.scoring.reasoning import KNOWN_MARKERS
 from llmfoundry_gauntlet.tasks.base import draw_seed
-from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, Sampling, StopRule
+from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, Reasoning, Sampling, StopRule
 
 EOS = '</s>'
 MIXED = 'Hé said: “漢字!” 😀!😀 — naïve\n\nQ: 12\nA: 3 = 👩‍👧.\n'
@@ -191,6 +192,61 @@ def test_a_generation_ends_after_its_answer(name: str, text: str, delimiter: str
     else:
         assert generation.is_done
         assert len(generation.ids) == next(n for n in range(len(ids)) if up_to in decoder.text(ids[:n]))
+
+
+LINE = StopRule(answer_end='\n')
+BLANK_LINE = StopRule(strings=('\n\n',))
+
+
+@pytest.mark.parametrize(
+    ('text', 'stops', 'is_open', 'up_to'),
+    [
+        ('<think>\nOne\n\ntwo\n</think>\n\nThree\n\nfour', BLANK_LINE, False, 'Three\n\n'),
+        ('<think>\nOne\n\ntwo\n</think>\n\nThree\nfour', LINE, False, 'Three\n'),
+        ('One\n\ntwo\n</think>\nThree\n\nfour', BLANK_LINE, True, 'Three\n\n'),
+        ('One\n\ntwo\n\nthree', BLANK_LINE, True, None),
+        ('<think>One\n\ntwo\n\nthree', BLANK_LINE, False, None),
+        ('One\n\n<think>two</think>', BLANK_LINE, False, 'One\n\n'),
+        ('<think>One</think>Two<think>\n\n</think>three\n\nfour', BLANK_LINE, False, 'three\n\n'),
+        ('<think>One } {</think> x; }\n}', StopRule(strings=('}',)), False, 'x; }'),
+    ],
+)
+@every_tokenizer
+def test_a_stop_in_reasoning_ends_no_generation(
+    name: str, text: str, stops: StopRule, is_open: bool, up_to: str | None
+):
+    """Mutation: stops are searched in all of the text."""
+    tokenizer = TOKENIZERS[name]
+    decoder, ids = GenerationDecoder(tokenizer), encode(tokenizer, text)
+    reasoning = Reasoning(markers=KNOWN_MARKERS, is_open=is_open)
+    generation = generated(ids, decoder, replace(wanted(stops), reasoning=reasoning))
+    if up_to is None:
+        assert (generation.is_done, generation.ids) == (False, ids)
+    else:
+        assert generation.is_done
+        assert len(generation.ids) == next(n for n in range(len(ids)) if decoder.text(ids[:n]).find(up_to) >= 0)
+    without = generated(ids, decoder, wanted(stops))  # under reference semantics
+    assert without.is_done and len(without.ids) <= len(generation.ids)
+
+
+def test_special_tokens_that_mark_reasoning_are_text_for_requests_that_know_it():
+    """As those of Magistral and gpt-oss. Mutation: they are dropped as other special tokens are."""
+    tokenizer = rotary_bos()
+    words = ['[THINK]', '[/THINK]', '<|channel|>', '<|message|>', '<|other|>']
+    tokenizer.add_special_tokens({'additional_special_tokens': words})
+    decoder = GenerationDecoder(tokenizer, [tokenizer.eos_token_id])
+    known = replace(wanted(BLANK_LINE), reasoning=Reasoning(markers=KNOWN_MARKERS))
+
+    def read(text: str, request: GenerateRequest) -> tuple[str, bool]:
+        found = generated(encode(tokenizer, text), decoder, request)
+        return found.result().text, found.is_done
+
+    magistral = '[THINK]One\n\ntwo[/THINK]Three\n\n<|other|>four'
+    assert read(magistral, known) == ('[THINK]One\n\ntwo[/THINK]Three\n\n', True)
+    assert read(magistral, wanted(BLANK_LINE)) == ('One\n\n', True)
+    channels = '<|channel|>analysis<|message|>One\n\n<|other|><|channel|>final<|message|>Two\n\nthree'
+    text, is_done = read(channels, known)
+    assert is_done and text.endswith('<|channel|>final<|message|>Two\n\n') and '<|other|>' not in text
 
 
 def test_the_token_limit_truncates():

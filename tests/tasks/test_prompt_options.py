@@ -23,7 +23,8 @@ from llmfoundry_gauntlet.evaluation.run import (
 from llmfoundry_gauntlet.results.external import Answer, request_lines, score_answers
 from llmfoundry_gauntlet.results.samples import sample_line
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.items import ALONE
+from llmfoundry_gauntlet.tasks.items import ALONE, item_result
+from llmfoundry_gauntlet.types import Generation
 
 ROWS = {
     'choices': [{'query': f'Q{row}', 'choices': ['red', 'ash'], 'gold': 0} for row in range(3)],
@@ -113,6 +114,29 @@ def test_shots_are_dropped_inside_the_message(in_chat: dict[str, Any], max_seq_l
     (context, *_) = texts(in_chat, ChatTokenizer(), max_seq_len)['choices/2-shot None 0']
     assert context.count('=red') == kept
     assert context.startswith('[user]Go.\nQ') and context.endswith('\nQ0=[assistant]')
+
+
+@pytest.mark.parametrize(
+    ('end', 'is_open'),
+    [('', False), ('<think>\n', True), ('<think>\n\n</think>\n\n', False), ('<|channel|>analysis<|message|>', True)],
+)
+def test_a_template_may_open_the_reasoning(in_chat: dict[str, Any], tmp_path: Path, end: str, is_open: bool):
+    """Also where token ids come from the cache. Mutation: the end of the prompt is not cached."""
+
+    class Thinking(ChatTokenizer):
+        def apply_chat_template(self, messages: list[dict[str, str]], **more: Any) -> str:
+            return super().apply_chat_template(messages, **more) + end
+
+    in_chat['tasks'] = in_chat['tasks'][2:]
+    data = load_data(decode_settings(in_chat))
+    for _ in range(2):
+        found = prepare_evaluation(data, Encoder(Thinking()), max_seq_len=128, cache=tmp_path / 'tokens')
+        (item,) = found.items.values()
+        assert item.request.reasoning.is_open == is_open
+        answer = Generation(key=item.key, text='Al?')
+        assert item_result(item, answer, found.tasks['generations/0-shot']).score == (0 if is_open else 1)
+        answer = Generation(key=item.key, text='Bo?\n</think>\nAl')
+        assert item_result(item, answer, found.tasks['generations/0-shot']).score == 1
 
 
 def test_messages_are_exported(in_chat: dict[str, Any]):
