@@ -110,6 +110,19 @@ def test_reasoning_that_does_not_end_has_no_answer(score: Score, task: str):
 
 
 @every_task
+def test_other_marks_of_reasoning_may_be_given(score: Score, task: str):
+    """Mutation: the setting does not reach the tasks."""
+    right, wrong = ANSWERS[task]
+    plan = {'reasoning_markers': ['PLAN: ... DONE', '...###']}
+    assert score(task, f'PLAN: {wrong} DONE\n{right}', **plan).score == 1
+    assert score(task, f'{wrong} ###\n{right}', **plan).score == 1
+    assert score(task, f'PLAN: {right}', **plan).reason == UNFINISHED_REASONING
+    assert score(task, f'<think>{right}', **plan).reason != UNFINISHED_REASONING
+    assert score(task, f'<think>{right}', reasoning_markers=[]).reason != UNFINISHED_REASONING
+    assert score(task, f'<think>{right}', reasoning_markers=None).reason == UNFINISHED_REASONING
+
+
+@every_task
 @pytest.mark.parametrize('form', ['{}<|im_end|>', '{}</s>\n', '<s>{}<eos>', '{}<|eot_id|><|start_header_id|>user'])
 def test_every_scorer_ignores_special_tokens_around_an_answer(score: Score, task: str, form: str):
     """Mutation: tokens dropped by the scorers of letters alone."""

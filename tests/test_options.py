@@ -18,7 +18,7 @@ ALWAYS = RUN.keys() - {'--model', '--outputs', '--from'}
 OF_REQUESTS = {
     *('--out', '--tasks', '--score', '--gauntlet', '--data-root', '--semantics', '--fewshot', '--sandbox', '--limit'),
     *('--precision-target', '--only', '--shots', '--missing', '--log-prompts', '--allow-missing', '--overwrite'),
-    *('--outputs', '--format'),
+    *('--outputs', '--format', '--reasoning-markers'),
 }
 OF_RECORDS = {'--out', '--gauntlet', '--allow-missing', '--overwrite', '--from', '--format'}
 OF_ANSWERS = {'--allow-missing', '--repair-journal'}  # the second needs --resume

@@ -41,7 +41,7 @@ SELECTION = (
     *('tasks', 'score', 'gauntlet', 'data_root', 'only', 'shots', 'limit', 'missing', 'semantics', 'fewshot'),
     'precision_target',
 )
-INPUTS = (*SELECTION, 'sandbox', 'log_prompts')
+INPUTS = (*SELECTION, 'reasoning_markers', 'sandbox', 'log_prompts')
 RUNNING = ('max_seq_len', 'tokens_per_batch', 'truncation', 'time_budget')
 CHAT = ('apply_chat_template', 'chat_template_kwargs', 'system_prompt', 'fewshot_as_turns')
 MODEL = ('tokenizer', 'model_config', 'dtype', 'trust_remote_code', 'device', 'precision', 'fsdp')
@@ -101,6 +101,10 @@ class Options:
     semantics: str = Option('corrected', help="corrected, or reference to reproduce llm-foundry's scores.")
     truncation: str | None = Option(None, help='Truncation of long prompts: drop_shots or reference.')
     fewshot: str = Option('reference', help='reference, or fixed: the same shots for all items of a task.')
+    reasoning_markers: list[str] | None = Option(
+        None,
+        help="Texts around a model's reasoning in place of the known ones: '<plan>...</plan>'; may be repeated; none.",
+    )
     sandbox: str = Option('auto', help='For generated programs: auto (full isolation), rlimits or none.')
     time_budget: str | None = Option(None, help="Time limit such as '120s'; runs the items that fit.")
     precision_target: str | None = Option(
@@ -193,6 +197,10 @@ def settings_of(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
         settings['fsdp_config'] = {} if settings['fsdp_config'] else None
     if settings.get('chat_template_kwargs') is not None:
         settings['chat_template_kwargs'] = from_json('chat_template_kwargs', settings['chat_template_kwargs'])
+    if settings.get('reasoning_markers') == ['none']:
+        settings['reasoning_markers'] = []
+    elif not settings.get('reasoning_markers', True):
+        settings['reasoning_markers'] = None
     for name in LISTS:
         if settings.get(name) is not None:
             settings[name] = [entry.strip() for entry in settings[name].split(',')]

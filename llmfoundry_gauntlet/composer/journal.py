@@ -196,6 +196,7 @@ def identity_of(prepared: PreparedEvaluation, *, items: str, model: str, precisi
         'max_seq_len': prepared.max_seq_len,
         'items': items,
         **settings.given_chat,
+        **settings.given_markers,
     }
 
 

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 RENEWALS = 5  # per expiry time
 COMPARED = (  # settings that must match existing records
     *('semantics', 'fewshot', 'subset_items', 'time_budget', 'precision_target', 'truncation', 'max_seq_len'),
-    *('apply_chat_template', *CHAT),
+    *('apply_chat_template', *CHAT, 'reasoning_markers'),
 )
 WAITING, RUNNING, DONE, DAMAGED = 'waiting', 'running', 'done', 'damaged'
 

@@ -12,7 +12,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.resources import check_path
 from llmfoundry_gauntlet.config.yaml import Problems, decode
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.types import ChatFormat
+from llmfoundry_gauntlet.types import ChatFormat, ReasoningMarkers
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')
 BUDGET = re.compile(r'(\d+(?:\.\d+)?)(s|m|h)')
@@ -25,6 +25,7 @@ INTERVALS = (
     'from 1, and shares of the training (dur) above 0 and at most 1'
 )
 AUTO = 'auto'
+BETWEEN = '...'  # between the start and the end of reasoning
 ERROR, SKIP = 'error', 'skip'
 LOGGED = ACCURACY, ERRORS, COMPOSITES, SCORE, METRICS = 'accuracy', 'errors', 'composites', 'score', 'metrics'
 CHAT = ('chat_template_kwargs', 'system_prompt', 'fewshot_as_turns')  # settings of the form of prompts in chat
@@ -73,6 +74,8 @@ class EvaluationSettings:
     * `chat_template_kwargs`: arguments of the chat template, such as {'enable_thinking': False}. `system_prompt`: the
       system message before each prompt. `fewshot_as_turns`: each shot is a message of the user and its answer one of
       the assistant.
+    * `reasoning_markers`: texts around a model's reasoning, such as '<plan>...</plan>', in place of the known ones;
+      empty if generations hold none.
     * `sandbox` for generated programs: 'auto' requires full isolation; 'rlimits' and 'none' accept less.
     * `stall_seconds`: after this long without progress, log every rank's stack and stop the job; None disables this.
     * `save_folder`: may contain {run_name}; None writes no records.
@@ -101,6 +104,7 @@ class EvaluationSettings:
     chat_template_kwargs: dict[str, Any] | None = None
     system_prompt: str | None = None
     fewshot_as_turns: bool = False
+    reasoning_markers: tuple[str, ...] | None = None  # None: the known ones
     sandbox: str = AUTO
     stall_seconds: float | None = 240.0  # less than the timeout of Composer's collectives, 300 s
     save_folder: str | None = 'runs/{run_name}/gauntlet'
@@ -127,6 +131,12 @@ class EvaluationSettings:
         check_path('save_folder', self.save_folder)
         if self.max_seq_len is not None and self.max_seq_len < 2:
             raise ValueError(f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more')
+        for entry, markers in zip(self.reasoning_markers or (), self.markers or (), strict=True):
+            if not markers.end:
+                raise ValueError(
+                    f'reasoning_markers: is {entry!r}; allowed: the start and the end of reasoning around three dots, '
+                    "such as '<plan>...</plan>'; '...DONE' if only the end is marked"
+                )
         for entry in self.log:
             if entry not in LOGGED:
                 raise ValueError(f'log: is {entry!r}; allowed: {", ".join(LOGGED)}, one or a list')
@@ -183,6 +193,19 @@ class EvaluationSettings:
         )
 
     @property
+    def markers(self) -> tuple[ReasoningMarkers, ...] | None:
+        """Return the texts around reasoning; None for the known ones."""
+        if self.reasoning_markers is None:
+            return None
+        pairs = [text.partition(BETWEEN) for text in self.reasoning_markers]
+        return tuple(ReasoningMarkers(start.strip(), end.strip()) for start, _, end in pairs)
+
+    @property
+    def given_markers(self) -> dict[str, Any]:
+        """Return `reasoning_markers` if it is given."""
+        return {} if self.reasoning_markers is None else {'reasoning_markers': list(self.reasoning_markers)}
+
+    @property
     def given_chat(self) -> dict[str, Any]:
         """Return those of CHAT that are given."""
         return {key: value for key in CHAT if (value := getattr(self, key))}
@@ -223,7 +246,7 @@ def check_chat(settings: EvaluationSettings) -> None:
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
     """Return settings from plain values and paths; accept a single interval or name for a list. Raise ConfigError."""
     values = {key: plain(value) for key, value in values.items()}
-    for key in ('only', 'log', 'interval'):
+    for key in ('only', 'log', 'interval', 'reasoning_markers'):
         if isinstance(values.get(key), (str, int)):  # the error for a number says which words are allowed
             values[key] = [str(values[key])]
     problems = Problems(source)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 from llmfoundry_gauntlet.config.resources import MOST_NAME_BYTES
-from llmfoundry_gauntlet.types import ChatFormat
+from llmfoundry_gauntlet.types import ChatFormat, ReasoningMarkers
 
 MULTIPLE_CHOICE = 'multiple_choice'  # the task type whose rows SCORE can perturb
 WEIGHTINGS = ('EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ')
@@ -27,7 +27,7 @@ GENERATION_KEYS: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     'seed': (int, lambda value: value >= 0, 'a whole number, 0 or more'),
 }
 # Fields of a task that are not YAML keys.
-SETTINGS = ('semantics', 'truncation', 'fewshot', 'apply_chat_template', 'chat_format')
+SETTINGS = ('semantics', 'truncation', 'fewshot', 'apply_chat_template', 'chat_format', 'markers')
 MOST_SHOTS = 9999  # for which a label leaves room in the name of a file of samples
 LABEL_PATTERN = re.compile(r'(?!\.{1,2}$)[A-Za-z0-9_.-]+')
 
@@ -75,6 +75,7 @@ class TaskSpec:
     fewshot: str = 'reference'
     apply_chat_template: bool = False
     chat_format: ChatFormat = ChatFormat()
+    markers: tuple[ReasoningMarkers, ...] | None = None  # around reasoning; None: the known ones
 
     def __post_init__(self) -> None:
         if not LABEL_PATTERN.fullmatch(self.label):

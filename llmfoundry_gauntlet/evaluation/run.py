@@ -429,7 +429,7 @@ def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
     }
     parts = [asdict(gauntlet), tasks, settings.semantics, settings.effective_truncation, settings.fewshot]
     parts += ['chat template'] if settings.apply_chat_template else []
-    parts += [settings.given_chat] if settings.given_chat else []
+    parts += [given for given in (settings.given_chat, settings.given_markers) if given]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 

@@ -117,7 +117,8 @@ class Task(TaskSpec):
         """Return the reasoning that generations may have after a prompt, given by its end; None if all is answer."""
         if self.uses_reference_answers:
             return None
-        return Reasoning(markers=KNOWN_MARKERS, is_open=is_opened_by(prompt, KNOWN_MARKERS))
+        markers = KNOWN_MARKERS if self.markers is None else self.markers
+        return Reasoning(markers=markers, is_open=is_opened_by(prompt, markers))
 
     # For types that generate programs.
 
@@ -152,6 +153,7 @@ class Task(TaskSpec):
             truncation=truncation,
             apply_chat_template=settings.apply_chat_template,
             chat_format=settings.chat_format,
+            markers=settings.markers,
         )
 
     def prompt(self, example: Example, shots: Sequence[Example] = ()) -> Prompt:

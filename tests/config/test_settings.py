@@ -44,6 +44,8 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
         ('semantics', 'upstream', "semantics: is 'upstream'; allowed: corrected, reference"),
         ('truncation', 'left', "truncation: is 'left'; allowed: drop_shots, reference"),
         ('fewshot', 'same', "fewshot: is 'same'; allowed: reference, fixed"),
+        ('reasoning_markers', ['<plan>'], "reasoning_markers: is '<plan>'; allowed: the start and the end"),
+        ('reasoning_markers', '<plan>...', "reasoning_markers: is '<plan>...'; allowed: the start and the end"),
         ('log', ['accuracy', 'losses'], "log: is 'losses'; allowed: accuracy, errors, composites, score, metrics"),
         ('save_folder', ' ', "save_folder: is ' '; allowed: a folder, or null for no records"),
         ('save_folder', 's3://bucket/run', "save_folder: is 's3://bucket/run', but records are written to a local"),

@@ -53,6 +53,7 @@ def changed_row(row: int, **values: Any) -> list[dict[str, Any]]:
         {'semantics': 'reference'},
         {'truncation': 'reference'},
         {'fewshot': 'fixed'},
+        {'reasoning_markers': ['<plan>...</plan>']},
         {'gauntlet': {'weighting': 'LOG_SAMPLE_SZ'}},
         {'gauntlet': {'rescale_accuracy': False}},
         {'gauntlet': {'averages': {'mine': ['all']}}},

@@ -343,7 +343,7 @@ def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iter
             f'the gauntlets differ (version {versions[0]} and {versions[1]}): in tasks, shots, rows, weights or '
             f'settings; composites are made by that of {first.folder}, over the items that both have'
         )
-    for name in ('semantics', 'fewshot', 'truncation', 'apply_chat_template', *CHAT):
+    for name in ('semantics', 'fewshot', 'truncation', 'apply_chat_template', *CHAT, 'reasoning_markers'):
         values = [getattr(run.data.settings, name) for run in (first, second)]
         if values[0] != values[1]:
             yield f'{name} is {values[0]} and {values[1]}'
