@@ -234,7 +234,7 @@ def build_model(model_folder: Path) -> tuple[ComposerModel, PreTrainedTokenizerB
     model_config = {
         'pretrained_model_name_or_path': str(model_folder),
         'pretrained': True,
-        'attn_implementation': ATTENTION[model_folder.name],
+        'attn_implementation': ATTENTION.get(model_folder.name, 'eager'),
     }
     return build_composer_model(name='hf_causal_lm', tokenizer=tokenizer, cfg=model_config), tokenizer
 
@@ -246,13 +246,14 @@ def evaluate(
     *,
     recorder: Callback,
     temporary: Path,
+    batch_size: int = BATCH_SIZE,
 ) -> Evaluation:
     """Run every task with one model. Files are written below the temporary folder only."""
     evaluators, logger_keys = build_icl_evaluators(
         tasks,
         tokenizer=tokenizer,
         default_max_seq_len=2048,
-        default_batch_size=BATCH_SIZE,
+        default_batch_size=batch_size,
         destination_dir=str(temporary),
     )
     logger = InMemoryLogger()
