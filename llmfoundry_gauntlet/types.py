@@ -314,7 +314,8 @@ class TrainingPoint:
     epoch: int | None
     token: int | None
     checkpoint: str | None
-    loss: float | None = None  # of the batch before
+    loss: float | None = None  # the mean of the training loss since the evaluation before,
+    loss_batches: int | None = None  # over this many batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

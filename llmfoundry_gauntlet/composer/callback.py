@@ -37,10 +37,10 @@ from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.composer.progress import check_timeout, progress_report, watchdog
 from llmfoundry_gauntlet.composer.records import (
     Records,
+    TrainingLoss,
     checkpoint_savers,
     environment,
     on_first_rank,
-    training_loss,
 )
 from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
 from llmfoundry_gauntlet.config.resources import path_problem
@@ -57,6 +57,7 @@ CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: E
 log = logging.getLogger(__name__)
 
 LABEL = 'gauntlet'  # label of the Evaluator that runs all tasks
+LOSSES = 'training losses'  # beside the subsets in a checkpoint
 
 
 class EvaluationSchedule:
@@ -137,6 +138,8 @@ class EvalGauntlet(Callback):
         self._digest: tuple[PreparedEvaluation, str] | None = None  # digest of all items
         self._subsets: dict[str, Sizes] = {}  # of time budgets; all EvalGauntlets of a Trainer share it
         self._subset_key = ''
+        self.loss = TrainingLoss()  # since the last evaluation
+        self._losses: dict[str, TrainingLoss] = {}  # all EvalGauntlets of a Trainer share it, for the checkpoint
         for warning in self.data.warnings:
             log.warning(warning)
 
@@ -175,6 +178,9 @@ class EvalGauntlet(Callback):
         twins = [gauntlet for gauntlet in gauntlets if gauntlet.data.tasks.keys() == self.data.tasks.keys()]
         self._subsets = gauntlets[0]._subsets
         self._subset_key = subset_key(twins.index(self), self.data.tasks)
+        self.loss = TrainingLoss()  # not that of an earlier Trainer
+        self._losses = gauntlets[0]._losses
+        self._losses[self._subset_key] = self.loss
         if self.settings.save_folder is not None:
             folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
             if problem := path_problem(str(folder)):
@@ -237,6 +243,10 @@ class EvalGauntlet(Callback):
         self._restore()  # if an evaluation failed and training continues all the same
         self.records.begin(state)
 
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Add the loss of the batch; evaluations of this event follow it."""
+        self.loss.add(state)
+
     def fit_end(self, state: State, logger: Logger) -> None:
         """Write the records of the last batch, whose checkpoint is saved."""
         self.records.wait(state)
@@ -251,14 +261,17 @@ class EvalGauntlet(Callback):
 
         Composer stores one state per callback class, so each callback returns the subsets of all, also those for tasks
         that only an earlier job had. The state is a single string because torch loads a sharded checkpoint only into a
-        state of the same structure.
+        state of the same structure; so the training losses since the last evaluations are in it, too.
         """
-        return {'sizes': json.dumps(self._subsets)}
+        losses = {key: [loss.total, loss.num_batches] for key, loss in self._losses.items() if loss.num_batches}
+        return {'sizes': json.dumps({**self._subsets, LOSSES: losses} if losses else self._subsets)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the subsets from a checkpoint; callbacks with the same tasks are matched in order."""
         stored = state.get('sizes', '{}')
         found = json.loads(stored) if isinstance(stored, str) else stored
+        losses = found.pop(LOSSES, {}) if isinstance(found, dict) else {}
+        self.loss.total, self.loss.num_batches = losses.get(self._subset_key, (0.0, 0))
         self._subsets.update(subsets_in(found))
         if self._subset_key in self._subsets:
             self.use_subset(self._subsets[self._subset_key])
@@ -323,8 +336,7 @@ class EvalGauntlet(Callback):
         if self.settings.stall_seconds is not None:
             ending.enter_context(watchdog(self.settings.stall_seconds, loader.progress, loader.doing))
         if dist.get_global_rank() == 0:
-            title = f'gauntlet ba{state.timestamp.batch.value}'
-            ending.enter_context(progress_report(title, lambda: loader.work))
+            ending.enter_context(progress_report(title_of(state), lambda: loader.work))
         ending.callback(restore_forward, model, vars(model).get('eval_forward'))
         vars(model)['eval_forward'] = run_step
         return loader
@@ -343,14 +355,15 @@ class EvalGauntlet(Callback):
             self._subsets[self._subset_key] = self.sizes
         self.schedule.evaluated_batch = batch
         log_evaluation(state, logger, evaluation.logged, batch)
-        log.info('gauntlet ba%d: %s', batch, summary(evaluation))
+        log.info('%s: %s', title_of(state), summary(evaluation))
         folder = self.records.folder_of(state)
         if folder is not None:
             self._write(state, folder, evaluation)
             if self.schedule.event == Event.FIT_END:  # Composer has called `fit_end` before
                 self.records.wait(state)
+        self.loss.reset()
         if self.loader.journal is not None and self.loader.journal.problem is not None:
-            log.warning('gauntlet ba%d: %s', batch, self.loader.journal.problem)
+            log.warning('%s: %s', title_of(state), self.loader.journal.problem)
 
     def _journal(self, state: State) -> SharedJournal | None:
         """Return the journal of the current evaluation, beside its records."""
@@ -374,7 +387,8 @@ class EvalGauntlet(Callback):
                 epoch=state.timestamp.epoch.value,
                 token=state.timestamp.token.value,
                 checkpoint=None,
-                loss=training_loss(state),
+                loss=self.loss.mean,
+                loss_batches=self.loss.num_batches or None,
             )
         model = unwrapped(state.model)
         journal = None if self.loader is None else self.loader.journal
@@ -404,6 +418,12 @@ class EvalGauntlet(Callback):
                 write(training=at_checkpoint or training)
 
         self.records.write(state, folder, write_once)
+
+
+def title_of(state: State) -> str:
+    """Return the name of an evaluation in messages, with the training batch of the model if it has one."""
+    batch = state.timestamp.batch.value
+    return 'gauntlet' if batch == 0 and state.max_duration is None else f'gauntlet ba{batch}'
 
 
 def run_step(step: Step, outputs: Any = None) -> Results:

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -157,10 +158,28 @@ def on_first_rank(work: Callable[[], Answer]) -> Answer:
     return answer
 
 
-def training_loss(state: State) -> float | None:
-    """Return the loss of the last training batch as Composer logs it; None before the first one or if not finite."""
-    loss = state.total_loss_dict.get('loss/train/total')
-    return loss if loss is not None and math.isfinite(loss) else None
+@dataclass(slots=True)
+class TrainingLoss:
+    """The sum of the training loss over the batches since the last evaluation, as Composer logs it: over all ranks."""
+
+    total: float = 0.0
+    num_batches: int = 0
+
+    def add(self, state: State) -> None:
+        """Add the loss of the batch that has just ended."""
+        loss = state.total_loss_dict.get('loss/train/total')
+        if loss is not None:
+            self.total += loss
+            self.num_batches += 1
+
+    def reset(self) -> None:
+        """Begin anew, after an evaluation."""
+        self.total, self.num_batches = 0.0, 0
+
+    @property
+    def mean(self) -> float | None:
+        """Return the mean over the batches; None without any, or if one was not finite."""
+        return self.total / self.num_batches if self.num_batches and math.isfinite(self.total) else None
 
 
 def environment(state: State) -> dict[str, Any]:

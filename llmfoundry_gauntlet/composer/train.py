@@ -6,7 +6,9 @@ cross-entropy.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +24,7 @@ from composer.callbacks import (
     RuntimeEstimator,
     SpeedMonitor,
 )
-from composer.core import State
+from composer.core import State, Time, TimeUnit
 from composer.optim import (
     ComposerScheduler,
     ConstantWithWarmupScheduler,
@@ -39,9 +41,12 @@ from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, 
 from llmfoundry_gauntlet.composer.text_data import TrainDataConfig, build_dataloader
 from llmfoundry_gauntlet.config.llm_foundry import map_training
 from llmfoundry_gauntlet.config.resources import check_path
-from llmfoundry_gauntlet.config.yaml import Problems, decode, read_yaml, suggestion
+from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_yaml, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.results.report.printing import print_runs
+
+UNITS = tuple(unit.value for unit in TimeUnit)  # of Composer's times
+SHARE_OF_TRAINING = TimeUnit.DURATION.value
 
 
 class WarmupStableDecayScheduler(ComposerScheduler):
@@ -147,7 +152,7 @@ class TrainConfig:
     model: ModelConfig
     train_data: TrainDataConfig
     optimizer: OptimizerConfig
-    max_duration: str
+    max_duration: Any  # a Composer time, as save_interval and console_log_interval
     max_seq_len: int
     global_train_batch_size: int  # rows, summed over all ranks
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -164,18 +169,37 @@ class TrainConfig:
     dist_timeout: float = 900.0  # seconds; longer than the gauntlet's stall_seconds, which reports a hanging rank
     eval_interval: Any = 1  # for evaluators without their own interval; the gauntlet has its own
     save_folder: str | None = None
-    save_interval: str = '1ep'
+    save_interval: Any = '1ep'
     save_num_checkpoints_to_keep: int = -1
     save_overwrite: bool = False
     load_path: str | None = None
     autoresume: bool = False
     progress_bar: bool = False
     log_to_console: bool = True
-    console_log_interval: str = '1ba'
+    console_log_interval: Any = '1ba'
 
     def __post_init__(self) -> None:
         check_path('run_name', self.run_name)  # the name of folders of records, checkpoints and loggers
         check_path('save_folder', self.save_folder)
+        check_time('max_duration', self.max_duration, units=[unit for unit in UNITS if unit != SHARE_OF_TRAINING])
+        check_time('save_interval', self.save_interval)
+        check_time('console_log_interval', self.console_log_interval)
+
+
+def check_time(name: str, value: Any, units: Sequence[str] = UNITS) -> None:
+    """Raise ValueError unless the value is a Composer time above 0 in one of these units."""
+    time = None
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, TypeError):  # Composer's errors for a text that is no time
+            time = Time.from_timestring(value)
+    if time is not None and time.value > 0 and time.unit.value in units:
+        return
+    number = value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 40
+    examples = f'{number}ba (batches), 2ep (epochs) or 1000000tok (tokens)'
+    raise ValueError(
+        f'{name}: is {describe(value)}; allowed: a number above 0 with its unit, such as {examples}; '
+        f'units: {", ".join(units)}'
+    )
 
 
 def read_config(path: str, overrides: list[str], *, num_ranks: int = 1) -> tuple[TrainConfig, tuple[str, ...]]:

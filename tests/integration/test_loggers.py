@@ -143,6 +143,7 @@ def test_by_default_loggers_get_accuracies_errors_and_composites(tmp_path):
     assert ours == expected and len(expected) < len(recorded(tmp_path)) - 10
     ((_, record),) = find_results(tmp_path / 'records')
     assert record['training']['loss'] == memory.data['loss/train/total'][-1][1] > 0
+    assert record['training']['loss_batches'] == 1
 
 
 def finish_wandb(folder: Path) -> None:

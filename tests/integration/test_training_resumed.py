@@ -84,6 +84,35 @@ def test_checkpoints_load_with_and_without_the_callback(tmp_path, tiny_settings)
     assert found == {'a': 2, 'b': 6, 'c': 6, 'd': 8}
 
 
+def losses_of(records: Path) -> dict[int, tuple[float, int]]:
+    points = [record['training'] for _, record in find_results(records)]
+    return {point['batch']: (point['loss'], point['loss_batches']) for point in points}
+
+
+def test_the_training_loss_is_the_mean_since_the_last_evaluation_also_over_a_resume(tmp_path, tiny_settings):
+    """Evaluations at 2, 4 and the end at 7, of two callbacks; the job stops at 3, with its last checkpoint."""
+    logged: dict[int, float] = {}
+    load_path = None
+    for batch in (3, 7):
+        memory = InMemoryLogger()
+        gauntlets = [
+            EvalGauntlet(**tiny_settings, interval=interval, save_folder=str(tmp_path / name))
+            for name, interval in (('often', ['first', '2ba', 'last']), ('rarely', ['5ba']))
+        ]
+        folder = str(tmp_path / f'{batch}')
+        saved = {'save_folder': folder, 'save_interval': '1ba', 'load_path': load_path}
+        tiny.train(gauntlets, loggers=[memory], max_duration=f'{batch}ba', **saved)
+        load_path = f'{folder}/ep0-ba3-rank0.pt'
+        logged.update({time.batch.value: value for time, value in memory.data['loss/train/total']})
+    losses = [logged[batch] for batch in range(7)]  # each logged at the number of batches before it
+    found = losses_of(tmp_path / 'often')
+    assert found.pop(0) == (None, None)
+    # The checkpoint of batch 3 is older than the evaluation at the end of the first job.
+    spans = {2: losses[:2], 3: losses[2:3], 4: losses[2:4], 6: losses[4:6], 7: losses[6:]}
+    assert found == {batch: (pytest.approx(sum(span) / len(span)), len(span)) for batch, span in spans.items()}
+    assert losses_of(tmp_path / 'rarely') == {5: (pytest.approx(sum(losses[:5]) / 5), 5)}  # over the resume
+
+
 NEVER = '1000ba'
 FEWER = 2  # items of each task taken to fit into the time
 

@@ -116,6 +116,7 @@ def test_results_equal_those_of_the_callback_and_a_restart_does_nothing(
             **record(trained / f'training/ba{batch}')['training'],
             'checkpoint': str(folder / f'checkpoints/ep0-ba{batch}-rank0.pt'),
             'loss': None,  # which a checkpoint does not contain
+            'loss_batches': None,
         }
     assert runs(caplog) == BOTH
     assert out.count('ep0-ba4-rank0.pt: done ') == 1 and 'latest' not in out
