@@ -24,6 +24,13 @@ FOREIGN_ERRORS = (  # built-in errors that third-party code raises for invalid v
 )
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a number with its noun, such as '1 task' or '2 tasks'; a noun in -y has the plural -ies."""
+    if count == 1:
+        return f'{count} {noun}'
+    return f'{count} {noun[:-1]}ies' if noun.endswith('y') else f'{count} {noun}s'
+
+
 class GauntletError(Exception):
     """Base of all errors that the user can fix: one problem, or every problem found.
 

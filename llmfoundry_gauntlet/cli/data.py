@@ -25,7 +25,7 @@ from llmfoundry_gauntlet.data.published import (
     origin_of,
     select_files,
 )
-from llmfoundry_gauntlet.errors import ConfigError, DataError, print_problems
+from llmfoundry_gauntlet.errors import ConfigError, DataError, plural, print_problems
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -194,7 +194,9 @@ def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bo
         print_json([asdict(result) for result in checked])
     for result in () if as_json else checked:
         num_passed = result.num_solutions - len(result.failures)
-        typer.echo(f'{result.task}: {num_passed} of {result.num_solutions} solutions pass ({result.seconds:.1f} s)')
+        typer.echo(
+            f'{result.task}: {num_passed} of {plural(result.num_solutions, "solution")} pass ({result.seconds:.1f} s)'
+        )
         for row, reason in result.failures.items():
             typer.echo(f'{result.task} row {row}: {reason}')
     if any(result.failures for result in checked):
@@ -240,7 +242,7 @@ def ls(
         ],
     )
     starred = '; * is converted' if any(file.converter for file in files) else ''
-    typer.echo(f'{len(files)} files, {sum(file.num_rows for file in files):,} rows{starred}')
+    typer.echo(f'{plural(len(files), "file")}, {sum(file.num_rows for file in files):,} rows{starred}')
 
 
 def presence(path: Path) -> str:
@@ -359,7 +361,7 @@ def print_outcomes(outcomes: Iterable[Outcome], files: Sequence[DataFile]) -> se
         line = f'{status.ljust(STATUS_WIDTH)}{file.path.ljust(width)}  {detail}'
         typer.secho(line.rstrip(), fg='red' if status in ('failed', 'other bytes') else None)
     counts = ', '.join(f'{statuses.count(status)} {status}' for status in dict.fromkeys(statuses))
-    typer.echo(f'{len(statuses)} files: {counts}')
+    typer.echo(f'{plural(len(statuses), "file")}: {counts}')
     for failure in failures:
         print(failure, file=sys.stderr)
     return set(statuses)

@@ -14,7 +14,7 @@ import typer
 from llmfoundry_gauntlet.cli.data import print_json, print_rows
 from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET, GAUNTLET_TASKS, check_options, print_warnings, takes
 from llmfoundry_gauntlet.data.published import PUBLISHED, origin_of
-from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, print_problems
+from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, plural, print_problems
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.evaluation.suite import Suite
@@ -102,7 +102,8 @@ def print_tasks(listed: Sequence[dict[str, Any]], data_root: str) -> None:
             rows.append([f'  {one["task"]}', str(one['num_shots']), one['type'], chance, num_rows, state])
     print_rows(('task', 'shots', 'type', 'chance', 'rows', f'data in {data_root}'), rows, fits_terminal=True)
     num_tasks = len({(one['task'], one['num_shots']) for one in listed})
-    typer.echo(f'{num_tasks} tasks; gauntlet explain TASK shows one; gauntlet data fetch downloads the published data')
+    shown = plural(num_tasks, 'task')
+    typer.echo(f'{shown}; gauntlet explain TASK shows one; gauntlet data fetch downloads the published data')
 
 
 @takes()
@@ -138,7 +139,7 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
     print_warnings(suite.warnings)
     num_score = sum(not task.metrics() for task in suite.tasks)
     if tasks is not None:
-        typer.echo(f'{tasks}: {len(suite.tasks) - num_score} tasks')
+        typer.echo(f'{tasks}: {plural(len(suite.tasks) - num_score, "task")}')
     if score is not None:
         typer.echo(f'{score}: {num_score} SCORE datasets')
     if suite.gauntlet is not None:
@@ -151,4 +152,4 @@ def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_ro
         rows, _ = read_data(complete, data_root)
         print_warnings([warning for found in rows.values() for warning in found.warnings])
         num_rows = sum(len(found.examples) for found in rows.values())
-        typer.echo(f'{data_root}: {num_rows} rows of {len(rows)} tasks')
+        typer.echo(f'{data_root}: {plural(num_rows, "row")} of {plural(len(rows), "task")}')

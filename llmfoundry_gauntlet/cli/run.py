@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.cli.options import (
     start_logging,
     takes,
 )
-from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.errors import ConfigError, RecordError, plural
 
 File = Annotated[
     str, typer.Argument(metavar='FILE.yaml', help='YAML file; paths in it are relative to the working directory.')
@@ -188,7 +188,7 @@ def export(
 
         encoder = Encoder(load_tokenizer(tokenizer))
     write_lines(out, request_lines(data, encoder))
-    typer.echo(f'{out}: requests of {len(data.examples)} tasks')
+    typer.echo(f'{out}: requests of {plural(len(data.examples), "task")}')
 
 
 def train(file: File, overrides: Overrides = None) -> None:

@@ -45,7 +45,7 @@ from llmfoundry_gauntlet.composer.records import (
 from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
 from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.errors import ConfigError, ModelError
+from llmfoundry_gauntlet.errors import ConfigError, ModelError, plural
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.metrics.composites import Sizes
@@ -188,9 +188,9 @@ class EvalGauntlet(Callback):
             on_first_rank(partial(check_writable, folder))
             self.records = Records(folder)
         log.info(
-            'gauntlet: %d tasks, %d items; max_seq_len %d',
-            len(prepared.tasks),
-            len(prepared.items),
+            'gauntlet: %s, %s; max_seq_len %d',
+            plural(len(prepared.tasks), 'task'),
+            plural(len(prepared.items), 'item'),
             prepared.max_seq_len,
         )
 
@@ -441,7 +441,7 @@ def restore_forward(model: HuggingFaceModel, forward: Any) -> None:
 def summary(evaluation: Evaluation) -> str:
     """Return the number of items, the seconds and the composites of an evaluation in one line."""
     num_items = sum(score.num_items for score in evaluation.scores.values())
-    parts = [f'{num_items} items in {sum(evaluation.seconds.values()):.1f} s']
+    parts = [f'{plural(num_items, "item")} in {sum(evaluation.seconds.values()):.1f} s']
     if evaluation.composites is not None:
         composites = evaluation.composites.by_name.items()
         parts += [f'{name} {measure.value:.3f}' for name, measure in composites if measure.value is not None]

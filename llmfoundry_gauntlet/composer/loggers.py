@@ -25,7 +25,7 @@ from composer.utils import MissingConditionalImportError, dist
 from packaging.requirements import Requirement
 
 from llmfoundry_gauntlet.config.yaml import describe, suggestion
-from llmfoundry_gauntlet.errors import Caught, ConfigError
+from llmfoundry_gauntlet.errors import Caught, ConfigError, plural
 from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS
 
 Builders = Mapping[str, Callable[..., Any]]
@@ -325,7 +325,9 @@ def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float
         rows.writer.start()
         rows.writer.join(MLFLOW_WAIT_SECONDS)
     if rows.writer.is_alive():
-        raise TimeoutError(f'{destination.tracking_uri} does not answer; {len(rows.waiting)} evaluations are waiting')
+        raise TimeoutError(
+            f'{destination.tracking_uri} does not answer; waiting: {plural(len(rows.waiting), "evaluation")}'
+        )
     if rows.error is not None:
         raise rows.error
     if rows.waiting:

@@ -24,6 +24,7 @@ from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, assign_contin
 from llmfoundry_gauntlet.engine.model import Outputs
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch, plan
 from llmfoundry_gauntlet.engine.ranks import assign
+from llmfoundry_gauntlet.errors import plural
 from llmfoundry_gauntlet.evaluation.run import (
     Evaluation,
     PlannedEvaluation,
@@ -173,7 +174,9 @@ class EvaluationLoader:
         shown = [' '.join(filter(None, (f'{key.task} row {key.row}', key.file, key.variant))) for key in keys]
         further = f' and {len(keys) - SHOWN_ITEMS} more' if len(keys) > SHOWN_ITEMS else ''
         tasks = ', '.join(dict.fromkeys(key.task for key in keys))
-        return f'step {self.num_steps}, {len(keys)} items of {tasks}: {"; ".join(shown[:SHOWN_ITEMS])}{further}'
+        return (
+            f'step {self.num_steps}, {plural(len(keys), "item")} of {tasks}: {"; ".join(shown[:SHOWN_ITEMS])}{further}'
+        )
 
     def stop(self) -> None:
         """Clean up after an evaluation that has finished or failed."""

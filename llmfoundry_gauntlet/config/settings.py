@@ -249,8 +249,6 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
     for key in ('only', 'log', 'interval', 'reasoning_markers'):
         if isinstance(values.get(key), (str, int)):  # the error for a number says which words are allowed
             values[key] = [str(values[key])]
-        elif key == 'interval' and isinstance(values.get(key), list):
-            values[key] = [str(entry) if isinstance(entry, int) else entry for entry in values[key]]
     problems = Problems(source)
     if 'precision' in values and 'precision_target' in values:
         problems.add('precision', 'is another name of precision_target; give one of them')

@@ -37,6 +37,7 @@ from llmfoundry_gauntlet.engine.generate import Slot, TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, Batch, make_batch, plan
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
+from llmfoundry_gauntlet.errors import plural
 from llmfoundry_gauntlet.types import Floats, GenerateRequest, Ids, ItemKey, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
         return float(off)
 
     num_rows = len(expected) + len(expected_of_long)
-    return first_that_agrees(LAYOUTS, difference, tolerance, what=f'{num_rows} rows', unit=' nats')
+    return first_that_agrees(LAYOUTS, difference, tolerance, what=plural(num_rows, 'row'), unit=' nats')
 
 
 def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int) -> Probe:
@@ -133,7 +134,7 @@ def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int)
     def difference(layout: str) -> float:
         return furthest(expected, logits_of(generator, layout, batch, vocabulary), generator.rounding)
 
-    found = first_that_agrees(GENERATION_LAYOUTS, difference, tolerance, what=f'{len(batch.requests)} generations')
+    found = first_that_agrees(GENERATION_LAYOUTS, difference, tolerance, what=plural(len(batch.requests), 'generation'))
     return replace(found, certain=bool(contrast >= LEAST_CONTRAST * tolerance))
 
 

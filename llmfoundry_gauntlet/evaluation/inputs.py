@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.data.examples import TaskRows, file_sizes, subset
 from llmfoundry_gauntlet.data.published import SAMPLE, UNOFFICIAL, origin_of, read_manifest
-from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, MissingFileError
+from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, MissingFileError, plural
 from llmfoundry_gauntlet.evaluation.precision import precise_subsets
 from llmfoundry_gauntlet.evaluation.suite import Suite, at_shots, load_suite, only
 from llmfoundry_gauntlet.metrics.keys import check_names
@@ -254,7 +254,7 @@ def origin_warnings(origins: Mapping[str, str], data_root: str) -> list[str]:
         tasks = [task for task, found in origins.items() if found == origin]
         if tasks:
             names = '' if len(tasks) == len(origins) else f' ({listed(tasks)})'
-            parts.append(f'{what}, in {len(tasks)} of {len(origins)} tasks{names}; {advice}')
+            parts.append(f'{what}, in {len(tasks)} of {plural(len(origins), "task")}{names}; {advice}')
     return ['; '.join(parts)] if parts else []
 
 
@@ -283,14 +283,16 @@ def few_rows(task: Task, rows: Sequence[Example]) -> Iterator[str]:
     if smallest is not None:
         num_small = sum(size <= num_shots for size in sizes.values())
         of_category = f' in category {smallest!r} ({num_small} of {len(sizes)} categories have too few)'
-    yield f'{task.key}: prompts have {size - 1} of {num_shots} shots, as there are {size} rows{of_category}'
+    there_are = 'there is' if size == 1 else 'there are'
+    shots, available = plural(num_shots, 'shot'), plural(size, 'row')
+    yield f'{task.key}: prompts have {size - 1} of {shots}, as {there_are} {available}{of_category}'
 
 
 def own_questions(task: Task, rows: Sequence[Example], asked: Sequence[Example]) -> Iterator[str]:
     """Yield a warning if items have their own question among their shots, from duplicate rows."""
     if own := task.own_questions(rows, asked):
         what = 'which stay (semantics: reference)' if task.reference else 'which were drawn again'
-        yield f'{task.key}: {len(own)} of {len(asked)} items had their own question among their shots, {what}'
+        yield f'{task.key}: {len(own)} of {plural(len(asked), "item")} had their own question among their shots, {what}'
 
 
 def repeated_choices(task: MultipleChoiceTask, rows: Sequence[Example]) -> Iterator[str]:
@@ -299,8 +301,8 @@ def repeated_choices(task: MultipleChoiceTask, rows: Sequence[Example]) -> Itera
     if repeated:
         right = sum(row.choices.count(row.choices[row.gold]) > 1 for row in repeated)
         yield (
-            f'{task.label}: {len(repeated)} of {len(rows)} rows have a choice twice, {right} of them the right one; '
-            'gauntlet data check lists them'
+            f'{task.label}: {len(repeated)} of {plural(len(rows), "row")} have a choice twice, {right} of them the '
+            'right one; gauntlet data check lists them'
         )
 
 
@@ -335,7 +337,7 @@ def prompt_warnings(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item
             shots.setdefault(tasks[key].num_fewshot[0], []).append(fmean(item.num_shots for item in items[key]))
         means = [f'{num_shots}-shot is {fmean(found):.1f}' for num_shots, found in sorted(shots.items()) if num_shots]
         left = f'; {", ".join(means)} on average' if means else ''
-        yield f'{len(truncated)} of {len(items)} tasks: prompts shortened to fit {max_seq_len} tokens{left}'
+        yield f'{len(truncated)} of {plural(len(items), "task")}: prompts shortened to fit {max_seq_len} tokens{left}'
 
 
 def chat_warnings(tasks: Mapping[str, Task], examples: RowsByTask, encoder: Encoder) -> Iterator[str]:

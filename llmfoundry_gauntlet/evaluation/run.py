@@ -23,6 +23,7 @@ from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, plan_continuous_batches
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
+from llmfoundry_gauntlet.errors import plural
 from llmfoundry_gauntlet.evaluation.inputs import (
     EvaluationData,
     chat_warnings,
@@ -405,7 +406,7 @@ def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Comp
             continue
         accuracies[key] = score.accuracy
         if score.num_unscored and score.accuracy.value is not None:
-            reason = f'{score.num_unscored} of {score.num_items} items unscored'
+            reason = f'{score.num_unscored} of {plural(score.num_items, "item")} unscored'
             accuracies[key] = Measure(value=None, reason=reason)
     sizes = {key: score.num_items for key, score in scores.items()}
     return compute_composites(data.suite.gauntlet, accuracies, sizes, reference=data.settings.reference)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from llmfoundry_gauntlet.errors import plural
 from llmfoundry_gauntlet.metrics.statistics import SHARE, mean, mean_over_categories, mean_over_clusters
 from llmfoundry_gauntlet.types import Measure
 
@@ -274,4 +275,4 @@ def missing_reason(results: Sequence[VariantResult]) -> str | None:
     if not results:
         return NO_ITEMS
     unscored = sum(result.score is None for result in results)
-    return f'{unscored} of {len(results)} items unscored' if unscored else None
+    return f'{unscored} of {plural(len(results), "item")} unscored' if unscored else None

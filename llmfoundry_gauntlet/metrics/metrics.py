@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from llmfoundry_gauntlet.errors import plural
 from llmfoundry_gauntlet.metrics.statistics import (
     SHARE,
     Bounds,
@@ -225,7 +226,7 @@ def item_metric_values(name: str, results: Sequence[ItemResult]) -> list[float]:
     """Return a metric of every item that has it."""
     values = [result.metrics[name] for result in results if name in result.metrics]
     if len(values) < len(results):
-        raise Absent(f'{name} is not known of {len(results) - len(values)} of {len(results)} items')
+        raise Absent(f'{name} is not known of {len(results) - len(values)} of {plural(len(results), "item")}')
     return values
 
 
@@ -255,7 +256,7 @@ def pass_chances(k: int, results: Sequence[ItemResult]) -> list[float | None]:
     """
     problems = places_by_problem(results)
     if fewest := [places for places in problems if len(places) < k]:
-        raise Absent(f'{len(fewest)} problems have fewer than {k} programs')
+        raise Absent(f'fewer than {plural(k, "program")} for {plural(len(fewest), "problem")}')
     chances: list[float | None] = [None] * len(results)
     for places in problems:
         n, c = len(places), sum(results[place].score == 1 for place in places)
@@ -271,7 +272,7 @@ def unscored_reason(results: Sequence[ItemResult]) -> str | None:
     if not reasons:
         return None
     commonest = sorted(set(reasons), key=lambda reason: (-reasons.count(reason), reason))[:MAX_REASONS]
-    return f'{len(reasons)} of {len(results)} items unscored: {"; ".join(commonest)}'
+    return f'{len(reasons)} of {plural(len(results), "item")} unscored: {"; ".join(commonest)}'
 
 
 def scores_of(results: Iterable[ItemResult]) -> list[float]:

@@ -17,7 +17,7 @@ import numpy as np
 from llmfoundry_gauntlet.config.tasks import task_key
 from llmfoundry_gauntlet.config.yaml import Problems, decode
 from llmfoundry_gauntlet.data.readers import stream_rows, unique_keys
-from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.errors import DataError, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
 from llmfoundry_gauntlet.results.samples import numbers
@@ -325,7 +325,7 @@ def check_logprobs(logprobs: Sequence[float]) -> None:
 def check_counts(counts: Sequence[int], choices: Sequence[str]) -> None:
     """Raise AnswerError for numbers of tokens that these choices cannot have."""
     if len(counts) != len(choices) or min(counts) < 1:
-        raise AnswerError(f'num_tokens is {list(counts)}; allowed: {len(choices)} numbers of 1 or more')
+        raise AnswerError(f'num_tokens is {list(counts)}; allowed: {plural(len(choices), "number")} of 1 or more')
     for place, (count, text) in enumerate(zip(counts, choices, strict=True)):
         most = TOKENS_PER_BYTE * len(text.encode('utf-8', 'surrogatepass')) + TOKENS_BESIDE
         if count > most:

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.config.score import ScoreSpec
 from llmfoundry_gauntlet.config.settings import AUTO, EvaluationSettings
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import Problems, decode
-from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.errors import ConfigError, RecordError, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import Evaluation, Scores, summarize
 from llmfoundry_gauntlet.evaluation.suite import Suite, decode_task
@@ -67,9 +67,9 @@ class Run(Scores):
             found = results[key] = read_samples(self.folder, key)
             num_items = len({result.key for result in found})
             if not num_items == len(found) == counts[key]:
+                lines = f'{plural(len(found), "line")} of {plural(num_items, "item")}'
                 raise RecordError(
-                    f'{samples_file(self.folder, key)}: has {len(found)} lines of {num_items} items, but {RESULTS} '
-                    f'says {counts[key]}; evaluate again'
+                    f'{samples_file(self.folder, key)}: has {lines}, but {RESULTS} says {counts[key]}; evaluate again'
                 )
         return results
 

@@ -333,3 +333,8 @@ def test_the_order_of_items_changes_no_bit_of_any_metric(data):
         one, other = measure(metric, results), measure(metric, shuffled)
         assert one.value is not None
         assert (one.value, one.standard_error) == (other.value, other.standard_error)
+
+
+def test_a_reason_about_a_single_item_is_singular():
+    assert plain((None, None)).accuracy.reason == '1 of 1 item unscored: nan'
+    assert plain((None, None), (1.0, None)).accuracy.reason == '1 of 2 items unscored: nan'

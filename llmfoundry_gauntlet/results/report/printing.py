@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 from llmfoundry_gauntlet.engine.ranks import Estimate
+from llmfoundry_gauntlet.errors import plural
 from llmfoundry_gauntlet.metrics.comparison import p_value
 from llmfoundry_gauntlet.metrics.statistics import variance_shares, weighted_sum
 from llmfoundry_gauntlet.results.files import RESULTS, composite_record, measure_record
@@ -142,7 +143,7 @@ def origin_banner(evaluations: Sequence[Run]) -> str:
     sampled = [key for key, origin in origins.items() if origin == 'sample']
     if not sampled:
         return ''
-    share = '' if len(sampled) == len(origins) else f'{len(sampled)} of {len(origins)} tasks: '
+    share = '' if len(sampled) == len(origins) else f'{len(sampled)} of {plural(len(origins), "task")}: '
     return f'{share}{SAMPLE_DATA}'
 
 
@@ -160,7 +161,7 @@ def truncation_banner(evaluations: Sequence[Run]) -> str:
     means = [f'{name} is {mean(found):.1f} on average' for name, found in shots.items()]
     length = (last.scores.config or {}).get('max_seq_len')
     fitting = f' to fit {length} tokens' if length else ''
-    return f'prompts of {len(tasks)} of {len(ran)} tasks are shortened{fitting}{"; ".join(["", *means])}'
+    return f'prompts of {len(tasks)} of {plural(len(ran), "task")} are shortened{fitting}{"; ".join(["", *means])}'
 
 
 def score_notes(evaluations: Sequence[Run]) -> list[str]:
@@ -285,7 +286,7 @@ def share_notes(shares: Mapping[str, Mapping[str, float]]) -> list[str]:
     for name, of_tasks in shares.items():
         parts = [f'{share * 100:.0f} % {task}' for task, share in list(of_tasks.items())[:SHOWN_SHARES]]
         if others := list(of_tasks.values())[SHOWN_SHARES:]:
-            parts.append(f'{sum(others) * 100:.0f} % {len(others)} other task{"s" * (len(others) > 1)}')
+            parts.append(f'{sum(others) * 100:.0f} % {plural(len(others), "other task")}')
         if parts:
             notes.append(f'error of {name}, by share of its variance: {", ".join(parts)}')
     return notes
