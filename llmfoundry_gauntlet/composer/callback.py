@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-from composer.core import Callback, Event, State, get_precision_context
-from composer.loggers import Logger, ProgressBarLogger
+from composer.callbacks import CheckpointSaver
+from composer.core import Callback, Event, State
+from composer.loggers import Logger, LoggerDestination, ProgressBarLogger
 from composer.models import HuggingFaceModel
-from composer.utils import create_interval_scheduler, dist, model_eval_mode
+from composer.utils import create_interval_scheduler, dist
 
+from llmfoundry_gauntlet.composer.eval_metrics import call_watchers, metrics_by_label
 from llmfoundry_gauntlet.composer.gathered import weights_gathered
 from llmfoundry_gauntlet.composer.journal import (
     Resuming,
@@ -28,6 +28,7 @@ from llmfoundry_gauntlet.composer.journal import (
 )
 from llmfoundry_gauntlet.composer.loggers import log_evaluation, warn_of_libraries
 from llmfoundry_gauntlet.composer.loop import (
+    SOME_BATCHES,
     EvaluationLoader,
     Results,
     Step,
@@ -43,8 +44,10 @@ from llmfoundry_gauntlet.composer.records import (
     on_first_rank,
 )
 from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
+from llmfoundry_gauntlet.composer.trainer_loop import after_each_evaluation, run_evaluator, trainer_of
 from llmfoundry_gauntlet.config.resources import path_problem
-from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.config.settings import INTERVAL_WORDS, decode_settings
+from llmfoundry_gauntlet.engine.model import is_sharded
 from llmfoundry_gauntlet.errors import ConfigError, ModelError, plural
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
@@ -54,9 +57,10 @@ from llmfoundry_gauntlet.results.journal import JOURNAL
 from llmfoundry_gauntlet.types import TrainingPoint
 
 CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
+SHOWN_TASKS = 3  # in a message
 log = logging.getLogger(__name__)
 
-LABEL = 'gauntlet'  # label of the Evaluator that runs all tasks
+LABEL = 'gauntlet'  # label of the Evaluator that runs all tasks; of a second callback gauntlet-2
 LOSSES = 'training losses'  # beside the subsets in a checkpoint
 
 
@@ -68,16 +72,21 @@ class EvaluationSchedule:
     """
 
     def __init__(self, interval: Sequence[str]) -> None:
+        self.interval = interval
         self.first = 'first' in interval
         self.checkpoint = 'checkpoint' in interval
         self.last = 'last' in interval
+        self.evaluated_batch: int | None = None  # None once the model is trained further
+        self.event: Event | None = None  # the latest
+        self.start()
+
+    def start(self) -> None:
+        """Begin a training, whose time may be that of an earlier one: Composer's schedulers hold their last batch."""
         self.times = [
             create_interval_scheduler(entry, include_end_of_training=False, checkpoint_events=False)
-            for entry in interval
-            if entry not in ('first', 'checkpoint', 'last')
+            for entry in self.interval
+            if entry not in INTERVAL_WORDS
         ]
-        self.evaluated_batch: int | None = None
-        self.event: Event | None = None  # the latest
 
     def __call__(self, state: State, event: Event) -> bool:
         """Return whether an evaluation is due."""
@@ -120,7 +129,8 @@ class EvalGauntlet(Callback):
         EvalGauntlet(tasks='yamls/tasks/gauntlet_v0.1.yaml', gauntlet='yamls/gauntlets/eval_gauntlet_v0.1.yaml')
 
     Tasks and data are loaded and validated by the constructor (ConfigError, DataError), the model and its tokenizer
-    when the Trainer is created (ModelError). Training is bitwise unchanged. `evaluation` is the latest result.
+    when the Trainer is created (ModelError). Training is bitwise unchanged. `evaluation` is the latest result in the
+    current Trainer.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -128,13 +138,16 @@ class EvalGauntlet(Callback):
         self.settings = self.data.settings
         self.schedule = EvaluationSchedule(self.settings.interval)
         self.loader: EvaluationLoader | None = None
-        self.evaluation: Evaluation | None = None
+        self.evaluation: Evaluation | None = None  # the latest of the current Trainer
+        self.label = LABEL
         self.records = Records(None)  # with a folder once the run name is known
         self.source: ModelSource | None = None  # only without training: the source of the model
         self.num_parameters = 0  # of the whole model
         self.resuming = Resuming()  # how to treat an interrupted evaluation in the same folder
         self._evaluator: Any = None
-        self._ending: weakref.finalize[..., EvalGauntlet] | None = None  # cleans up after an evaluation
+        self._model: HuggingFaceModel | None = None  # the one whose `eval_forward` the Trainer calls
+        self._ending = ExitStack()  # cleans up after an evaluation
+        self._first_is_due = False  # once all callbacks have seen FIT_START
         self._digest: tuple[PreparedEvaluation, str] | None = None  # digest of all items
         self._subsets: dict[str, Sizes] = {}  # of time budgets; all EvalGauntlets of a Trainer share it
         self._subset_key = ''
@@ -146,10 +159,13 @@ class EvalGauntlet(Callback):
     # Composer's events, in the order in which they occur.
 
     def init(self, state: State, logger: Logger) -> None:
-        """Count the parameters, which are not sharded yet.
+        """Begin anew in this Trainer, and count the parameters, which are not sharded yet.
 
-        Raise ModelError for tensor parallelism: the ranks of a group would run different batches.
+        Raise ConfigError if another callback writes to the same folder, and ModelError for tensor parallelism: the
+        ranks of a group would run different batches.
         """
+        self.evaluation, self.schedule = None, EvaluationSchedule(self.settings.interval)
+        check_folders(gauntlets_of(state), state.run_name)
         self.num_parameters = sum(parameter.numel() for parameter in state.model.parameters())
         if state.tp_config is not None:
             raise ModelError(
@@ -169,20 +185,24 @@ class EvalGauntlet(Callback):
             log.warning('%s; left out: %s', reason, ', '.join(tasks))
         if self.data.sandbox is not None:
             log.info('programs: %s', self.data.sandbox)
+        gauntlets = gauntlets_of(state)
+        number = gauntlets.index(self) + 1
+        self.label = LABEL if number == 1 else f'{LABEL}-{number}'
         self.loader = EvaluationLoader(prepared, model)
-        self._evaluator = make_evaluator(LABEL, self.loader, self.schedule)
+        self._model = model
+        self._evaluator = make_evaluator(self.label, self.loader, self.schedule)
         self._attach(state)
+        after_each_evaluation(trainer_of(state), self._clean_up)
         if self.settings.stall_seconds is not None:
             check_timeout(self.settings.stall_seconds)
-        gauntlets = [callback for callback in state.callbacks if isinstance(callback, EvalGauntlet)]
         twins = [gauntlet for gauntlet in gauntlets if gauntlet.data.tasks.keys() == self.data.tasks.keys()]
         self._subsets = gauntlets[0]._subsets
         self._subset_key = subset_key(twins.index(self), self.data.tasks)
         self.loss = TrainingLoss()  # not that of an earlier Trainer
         self._losses = gauntlets[0]._losses
         self._losses[self._subset_key] = self.loss
-        if self.settings.save_folder is not None:
-            folder = Path(self.settings.save_folder.replace('{run_name}', state.run_name))
+        folder = self.folder(state.run_name)
+        if folder is not None:
             if problem := path_problem(str(folder)):
                 raise ConfigError(f'save_folder: {problem}; shorten run_name, or give another save_folder')
             on_first_rank(partial(check_writable, folder))
@@ -204,18 +224,33 @@ class EvalGauntlet(Callback):
         is_over = state.timestamp >= state.max_duration
         left = self.records.left(state)
         if left == JOURNAL or (is_over and self.schedule.last and left != RESULTS):
-            self._evaluate(state, logger)
+            run_evaluator(trainer_of(state), self._evaluator)
             self.records.wait(state)
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Evaluate before the first step if `interval` contains `first`; Composer's own loop cannot do this."""
+        """Evaluate before the first step if `interval` contains `first`; Composer itself asks no evaluator then.
+
+        If callbacks after this one have a `fit_start` of their own, which may prepare what they do at EVAL_START, it
+        waits for the next event, though Composer then counts its time as that of the first batch.
+        """
         self._attach(state)  # again, as `fit(eval_dataloader=...)` replaces the evaluators
-        if self.schedule.first and state.timestamp.batch.value == 0 and self.schedule.evaluated_batch != 0:
-            self._evaluate(state, logger)
+        self.schedule.start()
+        is_start = state.timestamp.batch.value == 0
+        self._first_is_due = self.schedule.first and is_start and self.schedule.evaluated_batch != 0
+        if not any(prepares_at_fit_start(callback) for callback in callbacks_after(self, state)):
+            self._evaluate_first(state)
+
+    def iteration_start(self, state: State, logger: Logger) -> None:
+        """Evaluate before the first step if `fit_start` left it to this event."""
+        self._evaluate_first(state)
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """Replace the model's `eval_forward` with the engine's, only for this callback's evaluator."""
+        """Replace the model's `eval_forward` with the engine's, only for this callback's evaluator.
+
+        Raise ConfigError for `trainer.eval(subset_num_batches=...)`.
+        """
         if self._is_ours(state):
+            check_all_batches(state)
             self._begin(state)
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
@@ -227,12 +262,10 @@ class EvalGauntlet(Callback):
                     destination.eval_pbar.pbar.total = self.loader.work.num_steps
 
     def eval_end(self, state: State, logger: Logger) -> None:
-        """Gather, score, log and record the results; always restore `eval_forward`."""
+        """Log and record the results."""
         if self._is_ours(state):
-            try:
-                self._finish(state, logger)
-            finally:
-                self._restore()
+            self._finish(state, logger)
+            call_watchers(state, logger, self._tasks_shown(state))
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
         """Write the records of an evaluation that was not called by `fit`."""
@@ -240,7 +273,7 @@ class EvalGauntlet(Callback):
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Begin to write the records of the previous batch, whose checkpoint is saved."""
-        self._restore()  # if an evaluation failed and training continues all the same
+        self.schedule.evaluated_batch = None
         self.records.begin(state)
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -252,8 +285,7 @@ class EvalGauntlet(Callback):
         self.records.wait(state)
 
     def close(self, state: State, logger: Logger) -> None:
-        """Restore the model, also after a failed evaluation, and write the records."""
-        self._restore()
+        """Write the records."""
         self.records.close(state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -292,65 +324,80 @@ class EvalGauntlet(Callback):
         """Return the number of questions per task in the time budget's subset; None without a budget or subset yet."""
         return None if self.loader is None or self.loader.budget is None else self.loader.budget.sizes
 
+    def folder(self, run_name: str) -> Path | None:
+        """Return the folder of the records, None if there are none."""
+        name = self.settings.save_folder
+        return None if name is None else Path(name.replace('{run_name}', run_name))
+
     # Implementation of the events.
 
     def _attach(self, state: State) -> None:
         if all(evaluator is not self._evaluator for evaluator in state.evaluators):
             state.evaluators.append(self._evaluator)
-        state.eval_metrics[LABEL] = {}
+        state.eval_metrics.setdefault(self.label, {})
 
-    def _evaluate(self, state: State, logger: Logger) -> None:
-        """Evaluate outside Composer's evaluation loop."""
-        loader = self._begin(state)
-        try:
-            with (
-                torch.no_grad(),
-                model_eval_mode(state.model),
-                get_precision_context(state.precision, state.precision_config),
-            ):
-                for step in loader:
-                    step.run()
-                    dist.barrier()  # as in Composer's loop: collectives time out if ranks drift apart
-            self._finish(state, logger)
-        finally:
-            self._restore()
+    def _evaluate_first(self, state: State) -> None:
+        if self._first_is_due:
+            self._first_is_due = False
+            run_evaluator(trainer_of(state), self._evaluator)
 
     def _is_ours(self, state: State) -> bool:
-        """Return whether this callback's evaluator is running; several callbacks would share the label."""
+        """Return whether this callback's evaluator is running."""
         return state.dataloader is self.loader
 
-    def _begin(self, state: State) -> EvaluationLoader:
-        loader = self.loader
-        if loader is None:
+    def _begin(self, state: State) -> None:
+        loader, model = self.loader, self._model
+        if loader is None or model is None:
             raise RuntimeError('an evaluation began before the Trainer had called before_load')
-        self._restore()  # if the previous evaluation failed
         self.records.wait(state)
-        model = unwrapped(state.model)
-        loader.journal = self._journal(state)
-        ending = ExitStack()
-        # Also run at exit: Composer 0.32.1 does not close a Trainer at exit if another one was discarded unclosed, or
-        # closes it only after the functions of this module are gone.
-        self._ending = weakref.finalize(self, ending.close)
+        ending = self._ending
         ending.callback(loader.stop)
-        loader.runner.language_model.in_step = not ending.enter_context(weights_gathered(model.model))
+        loader.opening = partial(self._with_weights, state, loader)
         if self.settings.stall_seconds is not None:
             ending.enter_context(watchdog(self.settings.stall_seconds, loader.progress, loader.doing))
         if dist.get_global_rank() == 0:
             ending.enter_context(progress_report(title_of(state), lambda: loader.work))
         ending.callback(restore_forward, model, vars(model).get('eval_forward'))
         vars(model)['eval_forward'] = run_step
-        return loader
 
-    def _restore(self) -> None:
-        if self._ending is not None:
-            self._ending()  # runs at most once
+    @contextmanager
+    def _with_weights(self, state: State, loader: EvaluationLoader) -> Iterator[None]:
+        """Run the steps of an evaluation in this context, with the weights that are there once it has begun.
+
+        It is entered before the first step, after the EVAL_START of all callbacks, which may have changed the weights
+        or replaced the network: these are the weights that score, and so those of the journal. It ends after the last
+        step, before any callback's EVAL_END, which may change them back: by then no gathered copies may be left, and
+        the scores are there for all callbacks.
+        """
+        # Composer would reset and log the metrics of the previous evaluation, which it was given.
+        given = state.eval_metrics[self.label]
+        state.eval_metrics[self.label] = dict(given)
+        given.clear()
+        model = unwrapped(state.model)
+        if loader.use(model) and not is_sharded(model.model):
+            self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        loader.journal = self._journal(state)
+        with weights_gathered(model.model) as is_gathered:
+            loader.runner.language_model.in_step = not is_gathered
+            yield
+        self.evaluation = loader.finish()
+        shown = self._tasks_shown(state)
+        for label, metrics in metrics_by_label(self.evaluation, self.label).items():
+            if label == self.label or label in shown:
+                state.eval_metrics[label] = dict(metrics)
+
+    def _tasks_shown(self, state: State) -> list[str]:
+        """Return the tasks whose metrics are in `state.eval_metrics`: all but those that have an evaluator."""
+        labels = {evaluator.label for evaluator in state.evaluators}
+        return [task for task in self.data.tasks if task not in labels]
+
+    def _clean_up(self) -> None:
+        self._ending.close()
 
     def _finish(self, state: State, logger: Logger) -> None:
-        if self.loader is None:
+        evaluation, batch = self.evaluation, state.timestamp.batch.value
+        if self.loader is None or evaluation is None:
             raise RuntimeError('an evaluation ended before it began')
-        evaluation = self.loader.finish()
-        batch = state.timestamp.batch.value
-        self.evaluation = evaluation
         if self.sizes is not None:
             self._subsets[self._subset_key] = self.sizes
         self.schedule.evaluated_batch = batch
@@ -408,10 +455,11 @@ class EvalGauntlet(Callback):
             earlier_seconds=0.0 if journal is None else journal.earlier_seconds,
             time_budget=self.sizes,
         )
-        is_required = self.resuming.wanted and self.resuming.required
+        # With items of an earlier attempt at the same weights, its results may be there already.
+        is_resumed = journal is not None and bool(journal.done)
 
         def write_once(checkpoint: str | None) -> None:
-            if is_required and is_recorded(folder, evaluation):
+            if is_resumed and is_recorded(folder, evaluation):
                 log.info('finished already: %s', folder / RESULTS)
             else:
                 at_checkpoint = training and checkpoint and replace(training, checkpoint=checkpoint)
@@ -424,6 +472,52 @@ def title_of(state: State) -> str:
     """Return the name of an evaluation in messages, with the training batch of the model if it has one."""
     batch = state.timestamp.batch.value
     return 'gauntlet' if batch == 0 and state.max_duration is None else f'gauntlet ba{batch}'
+
+
+def gauntlets_of(state: State) -> list[EvalGauntlet]:
+    """Return the callbacks of this class in a Trainer, in order."""
+    return [callback for callback in state.callbacks if isinstance(callback, EvalGauntlet)]
+
+
+def check_folders(gauntlets: Sequence[EvalGauntlet], run_name: str) -> None:
+    """Raise ConfigError if two callbacks would overwrite each other's records."""
+    tasks_by_folder: dict[Path, str] = {}
+    for number, gauntlet in enumerate(gauntlets, 1):
+        folder = gauntlet.folder(run_name)
+        if folder is None:
+            continue
+        tasks = f'EvalGauntlet {number} ({shortened(gauntlet.data.tasks)})'
+        other = tasks_by_folder.setdefault(folder.resolve(), tasks)
+        if other != tasks:
+            raise ConfigError(
+                f"save_folder: {other} and {tasks} would overwrite each other's records in {folder}; give each a "
+                "folder of its own, such as save_folder='runs/{run_name}/gauntlet-2', or None for no records"
+            )
+
+
+def shortened(tasks: Iterable[str]) -> str:
+    """Return the names of the first few tasks, and the number of the others."""
+    names = list(tasks)
+    further = f' and {len(names) - SHOWN_TASKS} more' if len(names) > SHOWN_TASKS else ''
+    return f'{", ".join(names[:SHOWN_TASKS])}{further}'
+
+
+def check_all_batches(state: State) -> None:
+    """Raise ConfigError if the evaluation that begins is to run some of its batches only."""
+    if state.dataloader_len is not None:
+        raise ConfigError(SOME_BATCHES)
+
+
+def callbacks_after(callback: Callback, state: State) -> list[Callback]:
+    """Return the callbacks that Composer calls after this one."""
+    return list(state.callbacks[state.callbacks.index(callback) + 1 :])
+
+
+def prepares_at_fit_start(callback: Callback) -> bool:
+    """Return whether FIT_START means something to a callback; Composer's saver only checks its folder then."""
+    kind = type(callback)
+    is_overridden = kind.fit_start is not Callback.fit_start or kind.run_event is not Callback.run_event
+    return is_overridden and not isinstance(callback, (CheckpointSaver, LoggerDestination, EvalGauntlet))
 
 
 def run_step(step: Step, outputs: Any = None) -> Results:

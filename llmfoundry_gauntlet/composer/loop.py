@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -24,7 +25,7 @@ from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, assign_contin
 from llmfoundry_gauntlet.engine.model import Outputs
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch, plan
 from llmfoundry_gauntlet.engine.ranks import assign
-from llmfoundry_gauntlet.errors import plural
+from llmfoundry_gauntlet.errors import ConfigError, plural
 from llmfoundry_gauntlet.evaluation.run import (
     Evaluation,
     PlannedEvaluation,
@@ -41,6 +42,11 @@ Results = dict[ItemKey, ItemResult]
 Part = TypeVar('Part', Batch, ContinuousBatch)
 
 COLLECT_SECONDS = 5.0
+SOME_BATCHES = (
+    'subset_num_batches: a score needs every item of its tasks; leave it out. For a quick try give subset_items, at '
+    'most so many items of each task: EvalGauntlet(subset_items=10, ...). trainer.eval(eval_dataloader=...) runs other '
+    'evaluators alone'
+)
 SHOWN_ITEMS = 3  # items named in the report of a rank that hangs
 EvalInterval = Callable[[State, Any], bool]
 
@@ -78,6 +84,9 @@ class EvaluationLoader:
         self.journal: SharedJournal | None = None  # of the current evaluation, if any
         seconds = prepared.data.settings.budget_seconds
         self.budget = None if seconds is None else TimeBudget(prepared, seconds)
+        self.opening: Callable[[], AbstractContextManager[None]] = nullcontext  # the context in which all steps run
+        self.steps: Generator[Step, None, None] | None = None  # of the current evaluation
+        self.is_complete = False  # every step of the current evaluation has run
         self.started = 0.0
         self.results: Results = {}  # of this rank in the current evaluation
         self.evaluation: Evaluation | None = None  # of all ranks, after `finish`
@@ -85,18 +94,33 @@ class EvaluationLoader:
         self.tally = {key: Measured() for key in prepared.tasks}  # by task, in the current round of the time budget
 
     def __iter__(self) -> Iterator[Step]:
+        self.steps = self._steps()
+        return self.steps
+
+    def _steps(self) -> Generator[Step, None, None]:
+        """Yield this rank's steps of one evaluation."""
         self.started = time.perf_counter()
-        self.runner.language_model.forget()  # prefixes cached for earlier weights
         self._drop_unfinished()
         self.work = Work(num_steps=1)
-        self.results, self.evaluation = {}, None
+        self.results, self.evaluation, self.is_complete = {}, None, False
         self.busy_seconds = dict.fromkeys(self.everything.tasks, 0.0)
-        yield self._step(self._plan)
-        if self.budget is not None and not self.budget.is_settled:
-            yield from self._find_subset(self.budget)
-        else:
-            yield from self._run(self.current_plan)
-        self.runner.language_model.forget()
+        with self.opening():
+            self.use(self.runner.model)
+            self.runner.language_model.forget()  # prefixes cached for earlier weights
+            yield self._step(self._plan)
+            if self.budget is not None and not self.budget.is_settled:
+                yield from self._find_subset(self.budget)
+            else:
+                yield from self._run(self.current_plan)
+            self.runner.language_model.forget()
+            self.is_complete = True
+
+    def use(self, model: HuggingFaceModel) -> bool:
+        """Evaluate this model; return whether its network, or a part of it, is another than before."""
+        is_new = self.runner.use(model)
+        if is_new:
+            self.planned = None
+        return is_new
 
     def _run(self, planned: PlannedEvaluation) -> Iterator[Step]:
         """Yield this rank's steps of a plan."""
@@ -180,6 +204,9 @@ class EvaluationLoader:
 
     def stop(self) -> None:
         """Clean up after an evaluation that has finished or failed."""
+        if self.steps is not None:
+            self.steps.close()  # an evaluation that failed is in the middle of its context
+        self.opening, self.steps = nullcontext, None
         self._drop_unfinished()
         if self.journal is not None:
             self.journal.close()
@@ -334,8 +361,13 @@ class EvaluationLoader:
         return found
 
     def finish(self) -> Evaluation:
-        """Gather the results of all ranks by item, only once, and return the scores, the same on every rank."""
+        """Gather the results of all ranks by item, only once, and return the scores, the same on every rank.
+
+        Raise ConfigError if only some of the steps were run, as `trainer.eval(subset_num_batches=...)` does.
+        """
         if self.evaluation is None:
+            if not self.is_complete:
+                raise ConfigError(SOME_BATCHES)
             planned = self.current_plan
             # The rounds of a time budget may have run items outside the subset.
             own = [result for result in self.results.values() if self.budget is None or result.key in planned.items]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -47,11 +48,12 @@ class Found:
     scoring: Probe | None
     generation: Probe | None
     budget: Budget
+    is_current: bool = True  # of the network that is there now
 
     @property
     def certain(self) -> bool:
         """Return whether the probes also hold for later weights and need not be repeated."""
-        return all(probe is None or probe.certain for probe in (self.scoring, self.generation))
+        return self.is_current and all(probe is None or probe.certain for probe in (self.scoring, self.generation))
 
     @property
     def layout(self) -> str:
@@ -68,6 +70,27 @@ class ModelRunner:
         self.prepared = prepared  # all items
         self.found: Found | None = None
         self.generator: TextGenerator | None = None  # set by the first probe if any task generates
+        self.network: Any = model.model
+        self.modules: list[Any] = []  # of the network, as it was in the latest evaluation
+
+    def use(self, model: HuggingFaceModel) -> bool:
+        """Run the network that is now in a model; return whether it, or a part of it, is another than before.
+
+        Then it is probed anew. Raise ModelError if it cannot run the items.
+        """
+        self.model = model
+        earlier, modules = self.modules, list(model.model.modules())
+        has_changed = bool(earlier) and (len(modules) != len(earlier) or any(map(operator.is_not, modules, earlier)))
+        self.modules = modules
+        if model.model is self.network and not has_changed:
+            return False
+        check_network(model.model, self.prepared)
+        self.network = model.model
+        self.__dict__.pop('language_model', None)
+        self.generator = None
+        if self.found is not None:
+            self.found = replace(self.found, is_current=False)
+        return True
 
     @cached_property
     def language_model(self) -> CausalLanguageModel:
@@ -85,7 +108,7 @@ class ModelRunner:
             self.model.model,
             device=next(self.model.parameters()).device,
             hidden_token_id=hidden,
-            rotary=rotary_lengths(self.model.config, padded_to),
+            rotary=rotary_lengths(self.model.model.config, padded_to),
         )
 
     def progress(self) -> tuple[int, int]:
@@ -204,6 +227,31 @@ def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
     """Return max_seq_len from the settings, or else the model's. Raise ModelError if it is too long for the model."""
     own_limits = {task.key: task.max_seq_len for task in data.suite.tasks if task.max_seq_len is not None}
     return resolve_max_seq_len(data.settings.max_seq_len, config, own_limits)
+
+
+def check_network(network: Any, prepared: PreparedEvaluation) -> None:
+    """Raise ModelError if a network that replaced another has too few positions or tokens for the items."""
+    limit, longest = position_limit(network.config), max(prepared.longest, prepared.longest_generation)
+    if limit is not None and longest > limit:
+        raise ModelError(
+            f'the network of the model was replaced by one ({network.config.model_type}) with positions for {limit} '
+            f'tokens, but an item has {longest}; give max_seq_len: {limit}'
+        )
+    vocabulary, highest = network.config.get_text_config().vocab_size, highest_token(prepared)
+    if highest >= vocabulary:
+        raise ModelError(
+            f'the network of the model was replaced by one ({network.config.model_type}) for {vocabulary} tokens, but '
+            f'an item has the token id {highest}; its tokenizer must be the same'
+        )
+
+
+def highest_token(prepared: PreparedEvaluation) -> int:
+    """Return the highest token id in all requests."""
+    contexts = [
+        context for request in prepared.score_requests for context in (*request.contexts, *request.continuations)
+    ]
+    contexts += [request.context for request in prepared.generate_requests]
+    return max((int(ids.max()) for ids in contexts if len(ids)), default=0)
 
 
 def check_generations_fit(prepared: PreparedEvaluation, config: PretrainedConfig) -> None:

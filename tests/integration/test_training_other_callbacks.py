@@ -1,0 +1,412 @@
+"""Evaluations beside other callbacks, algorithms, evaluators and models: those that change what is evaluated."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import forks
+import networks
+import pytest
+import tiny
+import torch
+from composer import Callback, Evaluator, Event, Logger, State, Trainer
+from composer.algorithms import EMA
+from composer.callbacks import EarlyStopper, ThresholdStopper
+from composer.loggers import InMemoryLogger
+from composer.models import HuggingFaceModel
+from tiny import journal_lines, outcome, record
+from torch.utils.data import DataLoader
+
+from llmfoundry_gauntlet import ConfigError, EvalGauntlet, ModelError, build_icl_evaluators
+from llmfoundry_gauntlet.config.yaml import read_yaml
+from llmfoundry_gauntlet.types import ItemResult
+
+ORDERS = ['before', 'after']  # of the other callback, to the gauntlet
+Results = Mapping[str, tuple[ItemResult, ...]]
+
+
+@pytest.fixture
+def make(tiny_settings: dict[str, str], tmp_path: Path) -> Callable[..., EvalGauntlet]:
+    """Return a function that makes the callback; its records are written to the test's `records`."""
+    return lambda **more: EvalGauntlet(**{**tiny_settings, 'save_folder': str(tmp_path / 'records'), **more})
+
+
+def in_order(order: str, other: Callback, gauntlet: EvalGauntlet) -> list[Callback]:
+    return [other, gauntlet] if order == 'before' else [gauntlet, other]
+
+
+def evaluated_alone(settings: dict[str, Any], network: Any) -> Results:
+    """Return the results of a network that nobody trains or changes."""
+    gauntlet = EvalGauntlet(**settings, save_folder=None)
+    trainer = Trainer(model=tiny.composer_model(network), callbacks=[gauntlet], device='cpu', progress_bar=False)
+    trainer.eval()
+    trainer.close()
+    return gauntlet.evaluation.results
+
+
+class Swap(Callback):
+    """Put the weights of a fixed network in place for evaluations, between two events, as an average would be."""
+
+    def __init__(self, begin: Event, end: Event) -> None:
+        self.begin, self.end = begin, end
+        self.fixed = list(tiny.model(seed=5).parameters())
+        self.others: list[torch.Tensor] = []
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        if event == Event.FIT_START:
+            self.others = [parameter.detach().clone() for parameter in self.fixed]
+        if event in (self.begin, self.end):
+            for parameter, other in zip(state.model.parameters(), self.others, strict=True):
+                held = parameter.detach().clone()
+                parameter.data.copy_(other)
+                other.copy_(held)
+
+
+class Kept(Callback):
+    """Keep the results of each evaluation at its end, by batch."""
+
+    def __init__(self, gauntlet: EvalGauntlet) -> None:
+        self.gauntlet = gauntlet
+        self.by_batch: dict[int, Results] = {}
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        self.by_batch[state.timestamp.batch.value] = self.gauntlet.evaluation.results
+
+
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize(
+    ('begin', 'end'), [(Event.EVAL_START, Event.EVAL_END), (Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL)]
+)
+def test_the_weights_that_a_callback_swaps_in_are_evaluated(tiny_settings, make, order, begin, end):
+    """Also before the first step and at the end; training goes on with its own. The first is prepared at FIT_START."""
+    expected = evaluated_alone(tiny_settings, tiny.model(seed=5))
+    gauntlet = make(interval=['first', '2ba', 'last'])
+    kept = Kept(gauntlet)
+    trained = tiny.train([kept, *in_order(order, Swap(begin, end), gauntlet)], max_duration='3ba')
+    assert list(kept.by_batch) == [0, 2, 3]
+    assert all(results == expected for results in kept.by_batch.values())
+    assert tiny.digests(trained)['weights'] == tiny.digests(tiny.train([], max_duration='3ba'))['weights']
+
+
+class Average(Callback):
+    """Evaluate the running mean of the weights."""
+
+    def __init__(self) -> None:
+        self.mean: list[torch.Tensor] = []
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        weights = [parameter.detach().clone() for parameter in state.model.parameters()]
+        self.mean = [(old + new) / 2 for old, new in zip(self.mean or weights, weights, strict=True)]
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        for parameter, mean in zip(state.model.parameters(), self.mean, strict=True):
+            held = parameter.detach().clone()
+            parameter.data.copy_(mean)
+            mean.copy_(held)
+
+    eval_end = eval_start
+
+    def state_dict(self) -> dict[str, Any]:
+        return {'mean': self.mean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean = state['mean']
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def last_of_training(
+    folder: Path, settings: dict[str, str], order: str, kind: str, trouble: list[Callback], num_ranks: int = 1
+) -> tuple[Any, int]:
+    """Train for four batches with averaged weights, evaluated at the end; return its outcome and reused items."""
+    gauntlet = EvalGauntlet(**settings, interval='last', tokens_per_batch=60, save_folder=str(folder / 'records'))
+    algorithms = [EMA(half_life='1ba', update_interval='1ba')] if kind == 'EMA' else []
+    averaging = in_order(order, Average(), gauntlet) if kind == 'own' else [gauntlet]
+    saved = {'save_folder': str(folder / 'ck'), 'save_interval': '2ba', 'autoresume': True, 'run_name': 'averaged'}
+    trainer = tiny.trainer([*averaging, *trouble], max_duration='4ba', algorithms=algorithms, **saved)
+    with contextlib.closing(trainer), contextlib.suppress(KeyboardInterrupt):
+        if trainer.state.timestamp < trainer.state.max_duration:
+            trainer.fit()
+    records = folder / 'records/ba4'
+    if not (records / 'results.json').exists():
+        return None, len(journal_lines(records)) - num_ranks  # without the identities
+    return outcome(records), record(records)['timing']['reused_items']
+
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize(('kind', 'order'), [('own', 'before'), ('own', 'after'), ('EMA', '')])
+def test_an_interrupted_evaluation_of_averaged_weights_is_finished_with_them(tmp_path, tiny_settings, kind, order):
+    """The items before and after are of the same weights: those that score, not those of training."""
+    expected, _ = last_of_training(tmp_path / 'whole', tiny_settings, order, kind, [])
+    plain, _ = last_of_training(tmp_path / 'plain', tiny_settings, order, 'none', [])
+    assert plain != expected
+    stop = [tiny.AtEvaluation(4, interrupt, step=4)]
+    nothing, num_finished = last_of_training(tmp_path / 'cut', tiny_settings, order, kind, stop)
+    assert nothing is None and num_finished > 0
+    assert last_of_training(tmp_path / 'cut', tiny_settings, order, kind, []) == (expected, num_finished)
+
+
+def averaged_on_ranks(folder: str) -> None:
+    """Evaluate swapped weights before training, and averaged ones at its end: in one go, interrupted, and resumed."""
+    settings, records = tiny.settings_of(Path(folder)), f'{folder}/swapped'
+    gauntlet = EvalGauntlet(**settings, interval='first', tokens_per_batch=60, save_folder=records)
+    tiny.train([gauntlet, Swap(Event.EVAL_START, Event.EVAL_END)], max_duration='1ba')
+    for name, trouble in (('whole', []), ('cut', [tiny.AtEvaluation(4, interrupt, step=3)]), ('cut', [])):
+        last_of_training(Path(folder) / name, settings, 'after', 'own', trouble)
+
+
+@pytest.mark.slow
+def test_ranks_evaluate_the_weights_that_callbacks_put_in_place(tmp_path, tiny_settings):
+    forks.run(averaged_on_ranks, tmp_path / 'log', str(tmp_path), num_ranks=2)
+    alone = EvalGauntlet(**tiny_settings, tokens_per_batch=60, save_folder=str(tmp_path / 'alone'))
+    trainer = Trainer(
+        model=tiny.composer_model(tiny.model(seed=5)), callbacks=[alone], device='cpu', progress_bar=False
+    )
+    trainer.eval()
+    trainer.close()
+    assert outcome(tmp_path / 'swapped/ba0') == outcome(tmp_path / 'alone')
+    assert outcome(tmp_path / 'cut/records/ba4') == outcome(tmp_path / 'whole/records/ba4')
+    assert record(tmp_path / 'cut/records/ba4')['timing']['reused_items'] > 0
+
+
+def merged(model: HuggingFaceModel) -> None:
+    model.model = tiny.model(seed=7)
+
+
+def other_family(model: HuggingFaceModel) -> None:
+    model.model = networks.network(vocab_size=259, max_position_embeddings=256)
+
+
+def other_layer(model: HuggingFaceModel) -> None:
+    model.model.transformer.h[1] = tiny.model(seed=7).transformer.h[0]
+
+
+@pytest.mark.parametrize('replace', [merged, other_family, other_layer])
+def test_the_network_that_is_there_when_an_evaluation_begins_is_evaluated(tmp_path, tiny_settings, make, replace):
+    """After a training with its own network, and with generation. The record counts its parameters."""
+    tasks = [*read_yaml(tiny_settings['tasks'])['icl_tasks'], *tiny.write_riddles(tmp_path, num_rows=6)]
+    gauntlet = make(tasks=tasks, interval=['first', 'last'])
+    trainer = tiny.trainer([gauntlet], max_duration='2ba')
+    trainer.fit()
+    trained = gauntlet.evaluation.results
+    replace(trainer.state.model)
+    trainer.eval()
+    trainer.close()
+    network = trainer.state.model.model
+    expected = evaluated_alone({**tiny_settings, 'tasks': tasks}, copy.deepcopy(network))
+    assert gauntlet.evaluation.results == expected != trained
+    assert record(tmp_path / 'records/ba2')['model']['num_parameters'] == network.num_parameters()
+
+
+def test_a_network_in_its_place_that_cannot_run_the_items_is_an_error(make):
+    trainer = tiny.trainer([make(max_seq_len=128)])
+    for sizes, problem in (
+        ({'vocab_size': 259, 'max_position_embeddings': 8}, r'positions for 8 tokens, but an item has \d+'),
+        ({'vocab_size': 60, 'max_position_embeddings': 256}, r'for 60 tokens, but an item has the token id \d+'),
+    ):
+        trainer.state.model.model = networks.network(**sizes)
+        with pytest.raises(ModelError, match=problem):
+            trainer.eval()
+    trainer.close()
+
+
+def rows_of_another() -> Evaluator:
+    """Return an evaluator of the user's own data."""
+    ids = torch.arange(3, 35).reshape(2, 16)
+    rows = [{'input_ids': row, 'attention_mask': torch.ones_like(row), 'labels': row} for row in ids]
+    return Evaluator(label='mine', dataloader=DataLoader(rows, batch_size=2), metric_names=[])
+
+
+def threads_of_evaluations() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name.startswith(('gauntlet-watchdog', 'gauntlet-progress'))]
+
+
+class Failing(Callback):
+    """Raise an error once, at this event of an evaluation."""
+
+    def __init__(self, event: Event, error: type[BaseException]) -> None:
+        self.event, self.error = event, error
+        self.has_raised = False
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        if event == self.event and not self.has_raised:
+            self.has_raised = True
+            raise self.error
+
+
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize(
+    ('event', 'error'),
+    [
+        (Event.EVAL_START, ConnectionError),
+        (Event.EVAL_BATCH_START, KeyboardInterrupt),
+        (Event.EVAL_BATCH_END, ConnectionError),
+        (Event.EVAL_END, KeyboardInterrupt),
+    ],
+)
+def test_nothing_of_an_evaluation_that_failed_outlives_it(tiny_settings, make, order, event, error):
+    """The error is kept, as a notebook keeps the last: its traceback holds the frames of the evaluation."""
+    gauntlet = make(interval=['2ba', 'last'], stall_seconds=60)
+    trainer = tiny.trainer(in_order(order, Failing(event, error), gauntlet), max_duration='4ba')
+    model = trainer.state.model
+    forward, train_loader = model.eval_forward, trainer.state.dataloader
+    with pytest.raises(error) as kept:
+        trainer.fit()
+    assert model.eval_forward == forward and 'eval_forward' not in vars(model)
+    assert threads_of_evaluations() == []
+    assert trainer.state.dataloader is train_loader and trainer.state.dataloader_label == 'train'
+    trainer.eval(eval_dataloader=rows_of_another())
+    trainer.fit()
+    trainer.close()
+    assert trainer.state.timestamp.batch == 4
+    assert gauntlet.evaluation.results == evaluated_alone(tiny_settings, copy.deepcopy(model.model))
+    assert kept.value is not None
+
+
+def test_a_trainer_is_freed_as_soon_as_one_without_the_callback(make):
+    """Composer closes it then. Mutation: the clean-up after evaluations refers to its Trainer."""
+    tiny.train([], max_duration='1ba')  # the first of a process is held by what it imports
+    gc.collect()
+    gc.disable()
+    try:
+        trainer = tiny.train([make(interval=['first', 'last'])], max_duration='1ba')
+        freed = weakref.ref(trainer)
+        del trainer
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_two_callbacks_with_one_folder_are_an_error_that_names_both(tmp_path, tiny_settings, make):
+    (sums,) = [task for task in read_yaml(tiny_settings['tasks'])['icl_tasks'] if task['label'] == 'sums']
+    few = {'tasks': [sums], 'gauntlet': None}
+    folder = str(tmp_path / 'records')
+    for first, second in (
+        (folder, folder),
+        (folder, f'{tmp_path}/./x/../records/'),
+        (f'{tmp_path}/{{run_name}}', f'{tmp_path}/mine'),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            tiny.trainer([make(**few, save_folder=first), make(save_folder=second)], run_name='mine')
+        (problem,) = raised.value.problems
+        assert problem.startswith('save_folder: ') and str(tmp_path) in problem
+        assert 'EvalGauntlet 1 (sums/0-shot, sums/2-shot)' in problem and 'EvalGauntlet 2 (' in problem
+    tiny.trainer([make(**few, save_folder=None), make(save_folder=None), make()]).close()
+
+
+@pytest.mark.parametrize('interval', ['first', 'last', '2ba', 'checkpoint', ['first', '2ba', 'last']])
+def test_a_training_that_begins_again_is_evaluated_again(tmp_path, tiny_settings, make, interval):
+    """With `reset_time`, and in a second Trainer; its `evaluation` is of that Trainer."""
+    tasks = read_yaml(tiny_settings['tasks'])['icl_tasks'][-1:]  # the smallest
+    gauntlet = make(tasks=tasks, gauntlet=None, interval=interval, save_folder=None)
+    found = []
+    for seed in (0, 1):
+        kept = Kept(gauntlet)
+        whole = HuggingFaceModel(tiny.model(seed), tokenizer=tiny.tokenizer())
+        saved = {'save_folder': str(tmp_path / str(seed)), 'save_interval': '2ba', 'save_overwrite': True}
+        trainer = tiny.trainer([kept, gauntlet], whole=whole, max_duration='2ba', **saved)
+        assert gauntlet.evaluation is None
+        trainer.fit()
+        found.append(dict(kept.by_batch))
+        kept.by_batch.clear()
+        trainer.fit(duration='2ba', reset_time=True)
+        found.append(dict(kept.by_batch))
+        trainer.close()
+    assert {tuple(by_batch) for by_batch in found} == {
+        {'first': (0,), '2ba': (2,), 'last': (2,), 'checkpoint': (2,)}.get(str(interval), (0, 2))
+    }
+    ends = [[*by_batch.values()][-1] for by_batch in found]
+    assert all(ends[place] != ends[other] for place in range(4) for other in range(place))
+
+
+def test_a_training_that_is_continued_leaves_a_finished_evaluation_untouched(tmp_path, make):
+    def train(name: str, load: str | None, duration: str, *, only_eval: bool = False) -> dict[str, tuple[int, bytes]]:
+        saved = {'save_folder': str(tmp_path / name), 'save_interval': '2ba', 'load_path': load}
+        trainer = tiny.trainer([make(interval=['2ba', 'last'])], max_duration=duration, **saved)
+        trainer.eval() if only_eval else trainer.fit()
+        trainer.close()
+        results = tmp_path.glob('records/*/results.json')
+        return {path.parent.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in results}
+
+    first = train('a', None, '4ba')
+    assert sorted(first) == ['ba2', 'ba4']
+    assert train('b', f'{tmp_path}/a/ep0-ba2-rank0.pt', '4ba') == first
+    assert train('c', f'{tmp_path}/a/ep0-ba4-rank0.pt', '6ba', only_eval=True) == first
+    assert train('d', f'{tmp_path}/a/ep0-ba4-rank0.pt', '6ba').items() > first.items()
+    assert not list(tmp_path.rglob('journal'))
+
+
+def test_some_batches_of_an_evaluation_are_an_error_that_names_the_setting(tiny_settings, make):
+    gauntlet = make()
+    trainer = tiny.trainer([gauntlet])
+    model = HuggingFaceModel(tiny.model(), tokenizer=tiny.tokenizer())
+    evaluators = build_icl_evaluators(tiny_settings['tasks'], model, data_root=tiny_settings['data_root'])
+    single = Trainer(model=model, eval_dataloader=evaluators, device='cpu', progress_bar=False)
+    for evaluated in (trainer, single):
+        with pytest.raises(ConfigError, match=r'subset_num_batches: .*subset_items'):
+            evaluated.eval(subset_num_batches=1)
+        evaluated.eval()
+        evaluated.close()
+    assert gauntlet.evaluation.results == evaluated_alone(tiny_settings, tiny.model())
+
+
+TASK, METRIC = 'colours/0-shot', 'InContextLearningMultipleChoiceAccuracy'
+
+
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize('label', ['gauntlet', TASK])
+def test_callbacks_that_stop_training_see_the_metrics_of_tasks(tiny_settings, make, label, order):
+    """By the label of a task, as with an evaluator of it, and all by their keys in loggers."""
+    monitor = METRIC if label == TASK else f'metrics/{TASK}/{METRIC}'
+    gauntlet = make(interval=['first', '1ba'], save_folder=None)
+    # Nothing improves by more than 1, so the patience of two batches ends with the third.
+    stopper = EarlyStopper(monitor=monitor, dataloader_label=label, min_delta=1.0, patience='2ba')
+    trainer = tiny.train(in_order(order, stopper, gauntlet))
+    assert trainer.state.timestamp.batch == 3
+    accuracy = gauntlet.evaluation.scores[TASK].metrics[METRIC].value
+    assert trainer.state.eval_metrics[label][monitor].compute().item() == pytest.approx(accuracy)
+    reached = ThresholdStopper(monitor, label, threshold=-1.0, comp='greater')
+    assert tiny.train(in_order(order, reached, make(interval='2ba', save_folder=None))).state.timestamp.batch == 2
+
+
+def test_metrics_in_the_state_are_those_of_the_latest_evaluation_and_logged_once(tiny_settings, make):
+    """All of them: composites, categories and those without a value. Another evaluator keeps its label."""
+    model = HuggingFaceModel(tiny.model(), tokenizer=tiny.tokenizer())
+    (sums,) = [task for task in read_yaml(tiny_settings['tasks'])['icl_tasks'] if task['label'] == 'sums']
+    evaluators = build_icl_evaluators([{**sums, 'num_fewshot': [0]}], model, data_root=tiny_settings['data_root'])
+    logger, gauntlet, second = (
+        InMemoryLogger(),
+        make(save_folder=None),
+        make(save_folder=None, tasks=[sums], gauntlet=None),
+    )
+    trainer = tiny.trainer(
+        [gauntlet, second],
+        whole=model,
+        eval_dataloader=evaluators,
+        loggers=[logger],
+        max_duration='2ba',
+        save_metrics=True,
+    )
+    trainer.eval()
+    trainer.fit()
+    trainer.eval()
+    shown, evaluation = trainer.state.eval_metrics, gauntlet.evaluation
+    values = {key: metric.compute().item() for key, metric in shown['gauntlet'].items()}
+    recorded = {key: value for key, value in evaluation.metrics.items() if not key.startswith('gauntlet/')}
+    assert {key: values[key] for key in recorded} == pytest.approx(recorded)
+    assert set(shown['gauntlet-2']) == {key for key in values if key.startswith('metrics/sums/')}
+    names = {label: set(shown[label]) for label in ('sums/0-shot', 'sums/2-shot')}  # the first has an evaluator
+    assert 'GoldBitsPerByte' in names['sums/2-shot'] - names['sums/0-shot']
+    assert set(shown) == {*evaluation.scores, 'gauntlet', 'gauntlet-2'}
+    assert not [key for key in logger.data if key.startswith('metrics/gauntlet')]
+    trainer.close()
