@@ -283,9 +283,8 @@ def few_rows(task: Task, rows: Sequence[Example]) -> Iterator[str]:
     if smallest is not None:
         num_small = sum(size <= num_shots for size in sizes.values())
         of_category = f' in category {smallest!r} ({num_small} of {len(sizes)} categories have too few)'
-    there_are = 'there is' if size == 1 else 'there are'
-    shots, available = plural(num_shots, 'shot'), plural(size, 'row')
-    yield f'{task.key}: prompts have {size - 1} of {shots}, as {there_are} {available}{of_category}'
+    available = plural(size, 'row')
+    yield f'{task.key}: prompts have {size - 1} of {plural(num_shots, "shot")}, of {available} in all{of_category}'
 
 
 def own_questions(task: Task, rows: Sequence[Example], asked: Sequence[Example]) -> Iterator[str]:
