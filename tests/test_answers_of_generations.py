@@ -148,3 +148,25 @@ def test_the_reference_knows_no_reasoning(score: Score, task: str, expected: str
     right, _ = ANSWERS[task]
     found = score(task, f'<think>{right}', reference=True)
     assert (found.answer, found.reason) == (expected, None)
+
+
+def test_a_model_that_repeats_the_prompts_of_math_has_no_answers(write_jsonl, tmp_path: Path):
+    """All ten prompts hold `boxed{answer}`; the answers were consistent. Mutation: no placeholders in `answer_of`."""
+    problem = {'problem': '1+1?', 'level': 'Level 1', 'type': 'Algebra', 'solution': r'$\boxed{2}$'}
+    write_jsonl('score/hendrycks_math/algebra.jsonl', [problem])
+    wanted: dict[str, Any] = {'score': [{'dataset': 'math'}], 'data_root': str(tmp_path)}
+    data = load_data(decode_settings(wanted))
+    ((_, examples),) = data.examples.items()
+    instructions = {example.variant: example.content.template.text('') for example in examples}
+    assert all(r'\boxed{answer}' in text for text in instructions.values())
+    answers = [
+        Answer(task=MATH, num_shots=0, row=0, variant=variant, file='algebra', text=text)
+        for variant, text in instructions.items()
+    ]
+    evaluation = score_answers(data, [('here', answer) for answer in answers])
+    (by_perturbation,) = evaluation.robustness.values()
+    assert set(by_perturbation) == {'prompt', 'non_greedy'}
+    for score in by_perturbation.values():
+        assert score.accuracy.value == 0
+        assert score.consistency_rate.value == 0
+        assert score.unparsed_rate.value == 1

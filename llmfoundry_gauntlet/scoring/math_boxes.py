@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmfoundry_gauntlet.scoring.math_forms import NUMBER, forms_of
@@ -11,9 +11,21 @@ from llmfoundry_gauntlet.scoring.math_forms import NUMBER, forms_of
 BOX = re.compile(r'\\(?:boxed|fbox)(?![A-Za-z])\s*')
 OPENED_BOX = re.compile(r'\s*\\(?:boxed|fbox)\s*(?=\{)')
 BRACES = re.compile(r'\\.|[{}]', re.DOTALL)
-UNBRACED = re.compile(r'-?\d+(?:[.,]\d+)*|-?[A-Za-z]|-?\\[A-Za-z]+')
+UNBRACED = re.compile(r'-?\d+(?:[.,]\d+)*|-?[A-Za-z](?![A-Za-z])|-?\\[A-Za-z]+')
 HIDDEN = re.compile(r'\\[hv]?phantom\s*\{[^{}]*\}|\\[,;:! ]|\\q?quad')
 EITHER = re.compile(r'\beither\b.{0,60}\b(?:accepted|acceptable|correct)\b', re.IGNORECASE | re.DOTALL)
+
+# What instructions write into a box in place of an answer, besides the words of the prompt that was asked.
+BLANK = re.compile(r'(?:[.?\s]|\\(?:[lc]?dots|square|box)(?![a-z]))*')
+FONTS = re.compile(
+    r'\\(?:text[a-z]*|math[a-z]+|emph|underline|mbox|hbox|bm|boldsymbol|operatorname\*?|hspace\*?\s*\{[^{}]*\})(?![A-Za-z])'
+    r'|\\[lr]angle(?![A-Za-z])|\\(?=[_"\'])|[_~]'
+)
+PLACEHOLDER = re.compile(
+    r'(?:(?:the|your|my|final|correct|exact|simplified|numeric(?:al)?|insert|put|write|enter|place) )*'
+    r'(?:answer|result|solution)(?: (?:goes )?here)?|your [a-z]+(?: here)?'
+)
+QUOTES = ' \t\n{}[]()<>"\'`*$.:\u2026\u201c\u201d\u2018\u2019\u00ab\u00bb'
 
 # What may stand between two boxes of one answer. Ends of rows become ampersands, then marks without meaning go.
 ROW_END = re.compile(r'\\\\(?:\s*\[[^\[\]]*\])?|\\(?:cr|newline)(?![A-Za-z])')
@@ -100,14 +112,28 @@ def gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str
     return joined_answer(solution, boxes, (are_joined, have_one_label))
 
 
-def answer_of(completion: str) -> str | None:
-    """Return the last non-empty box of a generation, with the boxes that are joined to it; None without one.
+def answer_of(completion: str, placeholders: Collection[str] = ()) -> str | None:
+    """Return the last box of a generation that holds an answer, with the boxes that are joined to it; None without one.
 
     Boxes are one answer if nothing stands between them but a comma, `and`, `or`, or the end of a row, and then a name
-    of the value. If a generation says that either of two is correct, the last is taken.
+    of the value. If a generation says that either of two is correct, the last is taken. A box that repeats the
+    instruction holds no answer: `placeholders` are what its own boxes hold, such as "answer".
     """
-    boxes = filled_boxes(completion)
+    keys = {placeholder_key(placeholder) for placeholder in placeholders}
+    boxes = [box for box in filled_boxes(completion) if not is_placeholder(box.content, keys)]
     return joined_answer(completion, boxes, (are_joined,)) if boxes else None
+
+
+def is_placeholder(content: str, keys: Collection[str]) -> bool:
+    """Return whether a box holds what an instruction writes in place of an answer."""
+    key = placeholder_key(content)
+    return key in keys or bool(BLANK.fullmatch(key) or PLACEHOLDER.fullmatch(key))
+
+
+def placeholder_key(content: str) -> str:
+    """Return a placeholder in lower case, without the commands of texts, brackets and quotation marks around it."""
+    bare = MARKS.sub(' ', FONTS.sub(' ', content))
+    return ' '.join(bare.strip(QUOTES).lower().split())
 
 
 def filled_boxes(text: str) -> list[Box]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
@@ -46,6 +47,7 @@ from llmfoundry_gauntlet.scoring.letters import reference_letter, tolerant_lette
 from llmfoundry_gauntlet.scoring.likelihood import score_choice
 from llmfoundry_gauntlet.scoring.mathematics import (
     answer_of,
+    boxed,
     gold_of,
     reference_answer_of,
     reference_gold_of,
@@ -56,6 +58,7 @@ from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, Task
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.templates import (
     Posed,
+    Template,
     perturbation_of,
     prompts_file,
     read_json,
@@ -274,10 +277,19 @@ class MathTask(ScoreTask):
         if not output.is_finite:
             return Score.unscored(NON_FINITE_GENERATION)
         reference = self.spec.answer_extraction == REFERENCE
-        answer = reference_answer_of(output.text) if reference else answer_of(output.text)
+        if reference:
+            answer = reference_answer_of(output.text)
+        else:
+            answer = answer_of(output.text, placeholders_of(content.template))
         right = shared_comparer().equal(answer, content.gold, reference=reference)
         answer = answer or None  # an empty box is no answer, though the reference may score it as correct
         return Score(value=float(right), answer=answer, reason=reason(output, answer))
+
+
+@functools.cache
+def placeholders_of(template: Template) -> tuple[str, ...]:
+    """Return what a prompt writes into a box in place of the answer; a number would be an example."""
+    return tuple(content for content in boxed(template.text('')) if not re.search(r'\d', content))
 
 
 def score_task(spec: ScoreSpec, tasks: Sequence[Task]) -> ScoreTask:

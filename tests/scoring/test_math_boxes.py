@@ -29,6 +29,7 @@ CONNECTIVES = (
         (r'\boxed{5} then \boxed{6', ['5']),
         (r'\boxed{6 and \boxed{5}', ['5']),
         (r'\boxedx{3}', []),
+        (r'\boxed answer', []),
     ],
 )
 def test_boxes_are_found_with_nested_braces(text: str, contents: list[str]):
@@ -147,3 +148,47 @@ def test_every_gold_solution_is_right(
     wrong = [gold for (_, gold), accepted in zip(pairs, outcomes, strict=True) if not accepted]
     assert len(outcomes) == 5000
     assert sorted(wrong) == sorted(SOLUTIONS_WITH_ANOTHER_RULE)
+
+
+PLACEHOLDERS = (
+    *('answer', 'ANSWER', 'your answer', 'the final answer', 'insert your answer here', 'numerical answer', 'result'),
+    *('your_answer', '...', '\u2026', r'\ldots', '?', '___', r'\_\_\_', r'\square', r'\underline{\hspace{1cm}}', ' '),
+    *(r'\text{answer}', r'\mathrm{Your answer}', r'\textbf{answer}', r'\texttt{answer}', '{answer}', '[answer]'),
+    *('<answer>', '"answer"', "``answer''", '(answer)', '$answer$', r'\langle answer \rangle', r'\text{[answer].}'),
+    *(r'\boxed{answer}', r'\,answer\,', '\u201canswer\u201d'),
+)
+
+
+@pytest.mark.parametrize('words', PLACEHOLDERS)
+def test_a_box_that_repeats_the_instruction_holds_no_answer(words: str):
+    echo = rf'The final answer is: $\boxed{{{words}}}$'
+    assert answer_of(echo) is None
+    assert answer_of(rf'{echo}. It is $\boxed{{5}}$.') == '5'
+    assert answer_of(rf'It is $\boxed{{5}}$. {echo}') == '5'
+    assert answer_of(rf'It is $\boxed{{5}}$ or $\boxed{{6}}$. {echo}') == '5, 6'
+    assert answer_of(rf'$\boxed{{4}}$ or $\boxed{{{words}}}$ or $\boxed{{5}}$') == '5'
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        *(
+            'answer = 5',
+            r'\text{answer: }5',
+            r'\frac{answer}{2}',
+            r'\text{no solution}',
+            r'\text{none}',
+            '0',
+            'a',
+            '-x',
+        ),
+        *(r'\emptyset', '[0]', r'\text{no real solutions}'),
+    ],
+)
+def test_words_and_signs_that_are_answers_stay(content: str):
+    assert answer_of(rf'The final answer is: $\boxed{{{content}}}$') == content
+
+
+def test_no_gold_passes_for_a_placeholder(rows: list[dict[str, str]]):
+    golds = {gold_of(row['problem'], row['solution'], None) for row in rows}
+    assert [gold for gold in golds if answer_of(rf'\boxed{{{gold}}}') is None] == []

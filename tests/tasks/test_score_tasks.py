@@ -107,6 +107,21 @@ def test_boxed_answers_are_right_if_equal(extraction: str, text: str, answer: st
     assert found == Score(value=credit, answer=answer, reason=reason)
 
 
+@pytest.mark.parametrize(
+    ('prompt', 'text', 'answer'),
+    [
+        (r'{question} End with $\boxed{{the sum}}$.', r'$\boxed{\text{The sum}}$', None),
+        (r'{question} End with $\boxed{{X}}$.', r'$\boxed{0.5}$, as $\boxed{x}$', '0.5'),
+        (r'{question} End with $\boxed{{X}}$.', r'$\boxed{-X}$', '-X'),
+        (r'{question} For example, $\boxed{{0.5}}$.', r'$\boxed{0.5}$', '0.5'),
+        ('{question}', r'$\boxed{X}$', 'X'),
+    ],
+)
+def test_what_stands_in_the_box_of_the_prompt_is_no_answer(prompt: str, text: str, answer: str | None):
+    found = score_of(text, replace(SUM, template=Template(prompt)), 'math')
+    assert (found.answer, found.value) == (answer, float(answer == '0.5'))
+
+
 def scored(*means: float) -> ScoreOutput:
     one = np.ones(1, np.int64)
     return ScoreOutput(
