@@ -21,6 +21,7 @@ CHARACTERS = str.maketrans(
         **{'\u00d7': r'\times ', '\u00b7': r'\cdot ', '\u22c5': r'\cdot ', '\u00f7': '/', '\u2044': '/'},
         **{'\u03c0': r'\pi ', '\u221e': r'\infty ', '\u221a': r'\sqrt ', '\u00b1': r'\pm ', '\u222a': r'\cup '},
         **{'\u2264': r'\le ', '\u2265': r'\ge ', '\u2260': r'\ne ', '\u2208': r'\in ', '\u2205': r'\emptyset '},
+        **{'\u211d': r'\mathbb{R}', '\u2216': r'\setminus ', '\u2228': r'\lor ', '\u2227': r'\land '},
         **{'\u00b0': r'\degree ', '\u00b2': '^2', '\u00b3': '^3'},
     }
 )
@@ -32,8 +33,19 @@ COMMANDS = {
     **dict.fromkeys((r'\textdegree', r'\degrees'), r'\degree'),
     **{r'\neq': r'\ne', r'\varnothing': r'\emptyset', r'\ast': r'\cdot', r'\dots': r'\ldots', r'\cdots': r'\ldots'},
     **{r'\lbrace': r'\{', r'\rbrace': r'\}', r'\lbrack': '[', r'\rbrack': ']', r'\langle': '(', r'\rangle': ')'},
+    **{r'\vee': r'\lor', r'\wedge': r'\land', r'\backslash': r'\setminus', r'\smallsetminus': r'\setminus'},
     **{r'\lt': '<', r'\gt': '>', **dict.fromkeys((r'\quad', r'\qquad', r'\displaystyle', r'\textstyle'), ' ')},
 }
+# Notations of one thing: real numbers, the end of a row with its distance, powers of ten, recurring decimals, bases.
+REALS = re.compile(r'\\(?:mathbb|Bbb)\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))|\\R(?![A-Za-z])')
+WITHOUT = re.compile(r'(?<=\\mathbb\{R\})\s*-\s*(?=\\\{)')
+ROW_END = re.compile(
+    r'\\\\\s*(?:\*|\[\s*-?[\d.]+\s*(?:ex|em|pt|mm|cm|in)\s*\])|\\(?:cr|newline|tabularnewline)(?![A-Za-z])|\\hline'
+)
+DETERMINANT = re.compile(r'\|\s*\\begin\{array\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)\\end\{array\}\s*\|', re.DOTALL)
+SCIENTIFIC = re.compile(r'(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?!\s*\)?\s*_|[\w.])')
+MORE_DIGITS = re.compile(r'(?<=\d)\s*(?:\.\.\.|\u2026|\\[lc]?dots(?![A-Za-z]))')
+DIGITS_OF_BASE = re.compile(r'\(\s*([0-9A-Fa-f.]+)\s*\)(?=\s*_)')
 SIZES = re.compile(r'\\(?:(?:left|right)(?![A-Za-z])\.?|[bB]igg?[lrm]?(?![A-Za-z]))')
 THOUSANDS = re.compile(r'(?<=\d)\s*(?:\{,\}|,\s*\\!|\\,|\\!)\s*(?=\d{3}(?!\d))')
 SPACES = re.compile(r'(\\\\)|\\[,;:!>]|\\(?=\s)')
@@ -64,11 +76,18 @@ COMMA = re.compile(r'[,;]')
 RELATIONS = re.compile(r'\\(?:le|ge|ne|in|approx|equiv|to)(?![A-Za-z])|<=?|>=?|=')
 FLIPPED = {'>': '<', '\\ge': '\\le', '>=': '\\le'}
 COLON = re.compile(r':')
+TIME = re.compile(r'\d{1,2}\s*:\s*[0-5]\d(?:\s*:\s*[0-5]\d)?')
 ROWS = re.compile(r'\\\\')
+PLUS_OR_MINUS = re.compile(r'(?<=[\w)}\s])[+-]')
 CELLS = re.compile(r'&')
 
 DIGITS = r'(?:\d+(?:\.\d*)?|\.\d+)'
 DECIMAL = re.compile(rf'([+-]?)\s*({DIGITS})')
+RECURRING = re.compile(
+    r'([+-]?)\s*(\d*)\.(\d*)\s*'
+    r'(?:\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))|\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?|\((\d+)\))'
+)
+GOES_ON = re.compile(r'([+-]?)\s*(\d*)\.(\d*?)(?:(\d)\4{2,}|(\d{2,})\5+)\s*\\ldots')  # 0.333..., 0.3636...
 ONE_GROUPED = re.compile(r'[^\d,]*\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?[^,]*')  # 1,234 with surrounding text
 QUOTIENT = re.compile(
     rf'([+-]?)\s*(?:\\frac\{{\s*([+-]?{DIGITS})\s*\}}\{{\s*([+-]?{DIGITS})\s*\}}|({DIGITS})\s*/\s*({DIGITS}))'
@@ -89,7 +108,13 @@ IN_BASE = re.compile(
 NAMED_BASES = ('two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten', 'eleven', 'twelve')
 BASES = {name: str(base) for base, name in enumerate(NAMED_BASES, start=2)}
 MATRIX_WHOLE = re.compile(
-    r'\\begin\{(?P<name>[pbB]?matrix|array)\}(?:\{[lcr| ]*\})?(?P<rows>.*)\\end\{(?P=name)\}', re.DOTALL
+    r'\\begin\{(?P<name>(?:[pbB]|small)?matrix|array)\*?\}(?:\{[lcr| ]*\}|\[[lcr]\])?(?P<rows>.*)\\end\{(?P=name)\*?\}',
+    re.DOTALL,
+)
+MATRIX_IN_BRACKETS = re.compile(r'[(\[]\s*(?P<matrix>\\begin\{(?:array|(?:small)?matrix)\*?\}.*\})\s*[)\]]', re.DOTALL)
+FACTOR_OF_MATRIX = re.compile(
+    r'(?P<factor>[^&]+?)\s*(?:\\cdot|\\times)?\s*(?P<matrix>[(\[]?\s*\\begin\{[a-zA-Z]*(?:matrix|array)\*?\}.*)',
+    re.DOTALL,
 )
 UNIT_TEXT = re.compile(
     r'(?P<core>.*?)\s*\\text\{\s*(?P<unit>[^\d{}][^{}]*?)\s*\}\s*(?:\^\s*\{?\s*(?P<power>[234])\s*\}?)?(?P<more>\s*/\s*\\text\{[^{}]*\})?'
@@ -115,9 +140,14 @@ def one_spelling(text: str) -> str:
     text = text.translate(CHARACTERS).replace('\\$', r'\money ').replace('$', ' ')
     text = re.sub(r'(?<!\\)\\[()\[\]]', ' ', text)
     text = THOUSANDS.sub('', SIZES.sub('', text))
+    text = ROW_END.sub(lambda found: ' ' if found[0] == r'\hline' else r'\\ ', text)
+    text = DETERMINANT.sub(r'\\begin{vmatrix}\1\\end{vmatrix}', text)
+    text = SCIENTIFIC.sub(r'\1 \\times 10^{\2}', MORE_DIGITS.sub(r'\\ldots ', text))
+    text = DIGITS_OF_BASE.sub(r'\1', REALS.sub(r'\\mathbb{R}', text))
     text = with_mathematics_bare(text)
     text = SPACES.sub(lambda found: found[1] or ' ', text)
     text = re.sub(r'\\[A-Za-z]+', lambda found: COMMANDS.get(found[0], found[0]), text)
+    text = WITHOUT.sub(r' \\setminus ', text)
     text = DEGREES.sub(r'\\degree ', STYLES.sub(r'\1', text))
     text = PERCENT.sub('%', TEXTS.sub(one_text, text))
     text = ' '.join(CONJUNCTION.sub(',', text).split())
@@ -284,7 +314,7 @@ def form_of(text: str, depth: int) -> Form:
         pieces, marks = split_outside(text, pattern)
         if marks:
             return list_of(text, pieces, depth) if pattern is COMMA else relation(text, pieces, marks, depth)
-    for reading in (in_brackets, in_matrix, in_words, in_base, as_ratio):
+    for reading in (in_matrix, in_brackets, in_words, in_base, as_ratio):
         if form := reading(text, depth):
             return form
     if len(signs := re.findall(r'\\(?:pm|mp)(?![A-Za-z])', text)) == 1:
@@ -301,12 +331,15 @@ def form_of(text: str, depth: int) -> Form:
 def list_of(text: str, pieces: list[str], depth: int, kind: str = LIST) -> Form:
     """Return the answers of a list; a plus-minus sign makes two, a label on the first alone belongs to the list."""
     parts: list[Form] = []
+    num_first = 0  # values of the first piece, two for \pm
     for piece in pieces:
         if piece.strip():
             part = form_of(piece, depth + 1)
-            parts += part.parts if part.kind == LIST and not part.label else [part]
-    if kind == LIST and parts and parts[0].label and not any(part.label for part in parts[1:]):
-        parts[0] = replace(parts[0], label='')
+            values = part.parts if part.kind == LIST else (part,)
+            parts += [replace(value, label=value.label or part.label) for value in values]
+            num_first = num_first or len(parts)
+    if kind == LIST and parts and parts[0].label and not any(part.label for part in parts[num_first:]):
+        parts[:num_first] = [replace(part, label='') for part in parts[:num_first]]
     return Form(kind=kind, text=text, parts=tuple(parts))
 
 
@@ -373,16 +406,34 @@ def in_brackets(text: str, depth: int) -> Form | None:
 
 
 def in_matrix(text: str, depth: int) -> Form | None:
-    """Return a matrix or vector: a part for each row, of parts for its entries."""
+    """Return a matrix or vector: a part for each row, of parts for its entries. A factor before it goes into them."""
+    factor = ''
+    if multiplied := FACTOR_OF_MATRIX.fullmatch(text):
+        is_sum = bool(split_outside(multiplied['factor'], PLUS_OR_MINUS)[1])
+        if not is_sum and multiplied['factor'].strip() not in ('(', '['):
+            factor, text = multiplied['factor'].strip(), multiplied['matrix'].strip()
+    if bracketed := MATRIX_IN_BRACKETS.fullmatch(text):
+        text = bracketed['matrix']
     found = MATRIX_WHOLE.fullmatch(text)
-    if not found or '\\begin' in found['rows']:
+    if not found or '\\begin' in found['rows'] or '\\end' in found['rows']:
         return None
     rows = [row for row in split_outside(found['rows'], ROWS)[0] if row.strip()]
     parts = []
     for row in rows:
-        cells = split_outside(row, CELLS)[0]
-        parts.append(Form(kind=TUPLE, text=row, ends='&', parts=tuple(form_of(cell, depth + 1) for cell in cells)))
+        cells = [times(factor, cell, depth + 1) for cell in split_outside(row, CELLS)[0]]
+        parts.append(Form(kind=TUPLE, text=row, ends='&', parts=tuple(cells)))
     return Form(kind=MATRIX, text=text, parts=tuple(parts))
+
+
+def times(factor: str, cell: str, depth: int) -> Form:
+    """Return an entry of a matrix times the factor before the matrix, '' for none."""
+    if not factor:
+        return form_of(cell, depth)
+    values = number_of(f'{factor}1' if factor in ('+', '-') else factor), number_of(cell.strip())
+    if values[0] is not None and values[1] is not None:
+        value = values[0] * values[1]
+        return Form(kind=NUMBER, text=f'\\frac{{{value.numerator}}}{{{value.denominator}}}', value=value)
+    return Form(kind=EXPRESSION, text=f'{factor}({cell.strip()})')
 
 
 def in_words(text: str, depth: int) -> Form | None:
@@ -460,6 +511,9 @@ def number_of(text: str) -> Fraction | None:
             value = Fraction(found[2])
         elif found := QUOTIENT.fullmatch(text):
             value = Fraction(found[2] or found[4]) / Fraction(found[3] or found[5])
+        elif found := RECURRING.fullmatch(text) or GOES_ON.fullmatch(text):
+            block = ''.join(digits for digits in found.groups()[3:] if digits)
+            value = recurring(found[2], found[3], block)
         elif found := MIXED.fullmatch(text):
             value = int(found[2]) + Fraction(int(found[3] or found[5]), int(found[4] or found[6]))
         else:
@@ -467,6 +521,12 @@ def number_of(text: str) -> Fraction | None:
     except ZeroDivisionError:
         return None
     return -value if found[1] == '-' else value
+
+
+def recurring(whole: str, before: str, block: str) -> Fraction:
+    """Return the value of a decimal whose last block of digits recurs without end."""
+    fixed = Fraction(int(f'{whole}{before}' or '0'), 10 ** len(before))
+    return fixed + Fraction(int(block), (10 ** len(block) - 1) * 10 ** len(before))
 
 
 def answers_equal(algebra: Algebra, first: str, second: str) -> bool:
@@ -489,6 +549,8 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
     kinds = {one.kind, other.kind}
     if kinds <= {LIST, SET}:
         return lists_equal(algebra, one, other)
+    if '::' in (one.ends, other.ends) and not is_time(one) * is_time(other):
+        return ratios_equal(algebra, one, other)
     if kinds == {RELATION, EXPRESSION} or kinds == {RELATION, NUMBER}:
         return equations_equal(algebra, one, other)
     if kinds <= {NUMBER, EXPRESSION}:
@@ -502,6 +564,41 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
     if one.kind == RELATION and one.ends == other.ends == '=' and algebra(written(one.text), written(other.text)):
         return True
     return one.ends == other.ends and in_order(algebra, one.parts, other.parts)
+
+
+def is_time(form: Form) -> bool:
+    """Return whether a text with colons can be a time, which is no ratio: 4:30 is not 2:15."""
+    return form.ends == '::' and bool(TIME.fullmatch(form.text.strip()))
+
+
+def ratios_equal(algebra: Algebra, one: Form, other: Form) -> bool:
+    """Return whether two ratios are equal: 2:3, 4:6 and the fraction 2/3, but not a number without a fraction bar."""
+    if one.ends == other.ends == '::':
+        if len(one.parts) != len(other.parts):
+            return False
+        if any(part.unit for form in (one, other) for part in form.parts):
+            return in_order(algebra, one.parts, other.parts)
+        first, second = one.parts[0], other.parts[0]
+        crossed = ((product(a, second), product(b, first)) for a, b in zip(one.parts, other.parts, strict=True))
+        is_zero = all(part.value == 0 for part in one.parts) or all(part.value == 0 for part in other.parts)
+        return not is_zero and all(same(algebra, *pair) for pair in crossed)
+    ratio, value = (one, other) if one.ends == '::' else (other, one)
+    if len(ratio.parts) != 2 or value.kind not in (NUMBER, EXPRESSION) or value.unit:
+        return False
+    if is_time(ratio) or not re.search(r'\\frac|/', value.text):
+        return False
+    above, below = ratio.parts
+    quotient = Form(kind=EXPRESSION, text=f'\\frac{{{above.text}}}{{{below.text}}}')
+    if above.value is not None and below.value:
+        quotient = replace(quotient, kind=NUMBER, value=above.value / below.value)
+    return same(algebra, quotient, value)
+
+
+def product(one: Form, other: Form) -> Form:
+    """Return the product of two parts of ratios."""
+    if one.value is not None and other.value is not None:
+        return Form(kind=NUMBER, text=f'{one.value * other.value}', value=one.value * other.value)
+    return Form(kind=EXPRESSION, text=f'({one.text})({other.text})')
 
 
 def in_order(algebra: Algebra, ones: Sequence[Form], others: Sequence[Form]) -> bool:

@@ -175,13 +175,110 @@ UNEQUAL = (
     *(('', ''), ('', '0'), (' ', ' '), ('0', r'\emptyset'), (None, None), (None, 'None')),
 )
 
+# Other notations of matrices, powers of ten, recurring decimals, plus and minus, ratios and bases.
+EQUAL_NOTATIONS = (
+    ('\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}', '\\left[\\begin{array}{cc}1&0\\\\0&1\\end{array}\\right]'),
+    ('\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}', '\\left(\\begin{array}{c|c}1&0\\\\0&1\\end{array}\\right)'),
+    ('\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}', '\\begin{bmatrix}1&0\\\\[1ex]0&1\\end{bmatrix}'),
+    ('\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}', '\\begin{bmatrix}1&0\\cr 0&1\\cr\\end{bmatrix}'),
+    ('\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}', '\\bigl(\\begin{smallmatrix}1&0\\\\0&1\\end{smallmatrix}\\bigr)'),
+    ('\\begin{pmatrix}1/2\\\\3/2\\end{pmatrix}', '\\frac12\\begin{pmatrix}1\\\\3\\end{pmatrix}'),
+    ('\\begin{pmatrix}1/2\\\\3/2\\end{pmatrix}', '\\frac{1}{2}\\left[\\begin{array}{c}1\\\\3\\end{array}\\right]'),
+    ('\\begin{pmatrix}-1\\\\-3\\end{pmatrix}', '-\\begin{pmatrix}1\\\\3\\end{pmatrix}'),
+    ('\\begin{pmatrix}\\sqrt2\\\\3\\sqrt2\\end{pmatrix}', '\\sqrt2\\cdot\\begin{pmatrix}1\\\\3\\end{pmatrix}'),
+    ('A=\\begin{pmatrix}1\\\\3\\end{pmatrix}', '\\begin{pmatrix}1\\\\3\\end{pmatrix}'),
+    ('-2', '\\left|\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right|'),
+    ('\\begin{pmatrix}1/3\\\\-2\\end{pmatrix}', '\\begin{pmatrix}\\frac13\\\\[1ex]-2\\end{pmatrix}'),
+    ('6.02\\times10^{23}', '6.02e23'),
+    ('300', '3e2'),
+    ('0.0015', '1.5E-3'),
+    ('\\frac4{11}', '0.\\overline{36}'),
+    ('\\frac13', '0.333...'),
+    ('\\frac13', '0.\\bar3'),
+    ('\\frac13', '0.\\dot{3}'),
+    ('\\frac16', '0.1\\overline{6}'),
+    ('\\frac{4}{11}', '0.3636\\ldots'),
+    ('\\frac16', '0.1666\\dots'),
+    ('1', '0.\\overline{9}'),
+    ('\\frac17', '0.\\dot{1}4285\\dot{7}'),
+    ('-\\frac13', '-0.\\overline{3}'),
+    ('\\frac13', '0.(3)'),
+    ('-3,-2,2,3', 'x=\\pm2,\\pm3'),
+    ('-3,-2,2,3', 'x=\\pm2 \\text{ or } x=\\pm3'),
+    ('-3,-2,2,3', '\\{\\pm2,\\pm3\\}'),
+    ('-2,0,2', 'x=0,\\pm 2'),
+    ('-2,0,2', 'x=\\pm2, x=0'),
+    ('1:2', '2:4'),
+    ('2:3', '\\frac23'),
+    ('1:2:3', '2:4:6'),
+    ('2:3', '2/3'),
+    ('\\sqrt2:2', '1:\\sqrt2'),
+    ('1011_2', '(1011)_2'),
+    ('1011_2', '(1011)_{2}'),
+    ('1011_2', '1011_{\\text{two}}'),
+    ('152A_{11}', '(152a)_{11}'),
+    ('0.0011_2', '(0.0011)_2'),
+    ('4:30', '4:30'),
+)
+UNEQUAL_NOTATIONS = (
+    ('\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}', '\\left[\\begin{array}{cc}1&0\\\\0&2\\end{array}\\right]'),
+    ('\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}', '2\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}'),
+    ('\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}', '\\left|\\begin{array}{cc}1&0\\\\0&1\\end{array}\\right|'),
+    ('\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}', '\\begin{vmatrix}1&0\\\\0&1\\end{vmatrix}'),
+    ('\\begin{pmatrix}1\\\\2\\end{pmatrix}', '[\\begin{array}{cc}1&2\\end{array}]'),
+    ('\\begin{pmatrix}1\\\\2\\end{pmatrix}', '-\\begin{pmatrix}1\\\\2\\end{pmatrix}'),
+    (
+        '\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}',
+        '\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}+\\begin{pmatrix}1&0\\\\0&1\\end{pmatrix}',
+    ),
+    ('\\begin{pmatrix}1\\\\2\\end{pmatrix}', 'x+\\begin{pmatrix}1\\\\2\\end{pmatrix}'),
+    ('\\begin{pmatrix}1\\\\2\\end{pmatrix}', '2-\\begin{pmatrix}1\\\\2\\end{pmatrix}'),
+    ('3e2', '6e'),
+    ('3e2', '6'),
+    ('3e', '3'),
+    ('6.02e23', '6.02\\times10^{22}'),
+    ('1e3_{16}', '1000'),
+    ('2e', '20'),
+    ('\\frac13', '0.333'),
+    ('\\frac13', '0.33'),
+    ('\\frac4{11}', '0.36...'),
+    ('\\frac{4}{11}', '0.3\\overline{6}'),
+    ('\\frac13', '0.\\overline{33}4'),
+    ('\\frac13', '0.\\overline{34}'),
+    ('\\pi', '3.14...'),
+    ('\\pi', '3.141592653\\ldots'),
+    ('-3,-2,2,3', 'x=\\pm2,3'),
+    ('-3,-2,2,3', 'x=\\pm2, y=\\pm3'),
+    ('2,3', 'x=\\pm2,\\pm3'),
+    ('1:2', '2:1'),
+    ('1:2', '1:3'),
+    ('1:2', '2'),
+    ('3:1', '3'),
+    ('2:3', '\\frac32'),
+    ('4:30', '2:15'),
+    ('4:30', '8:60.5'),
+    ('1:2:3', '2:4:7'),
+    ('1:2', '1:2:0'),
+    ('0:0', '1:2'),
+    ('2:3', '(2,3)'),
+    ('1011_2', '(1011)_3'),
+    ('1011_2', '(1011)'),
+    ('1011_2', '(1010)_2'),
+    ('1011_2', '11'),
+    ('\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}', '\\begin{pmatrix}1&2&3&4\\end{pmatrix}'),
+)
+
 
 def test_equal_answers_are_equal_in_either_order(comparer: Comparer):
-    assert [pair for pair in EQUAL if not comparer.equal(*pair) or not comparer.equal(*pair[::-1])] == []
+    assert [
+        pair for pair in (*EQUAL, *EQUAL_NOTATIONS) if not comparer.equal(*pair) or not comparer.equal(*pair[::-1])
+    ] == []
 
 
 def test_unequal_answers_are_not_equal(comparer: Comparer):
-    assert [pair for pair in UNEQUAL if comparer.equal(*pair) or comparer.equal(*pair[::-1])] == []
+    assert [
+        pair for pair in (*UNEQUAL, *UNEQUAL_NOTATIONS) if comparer.equal(*pair) or comparer.equal(*pair[::-1])
+    ] == []
 
 
 def test_numbers_and_words_need_no_worker():
@@ -199,6 +296,20 @@ def test_golds_in_other_notation_are_right(rows: list[dict[str, str]], comparer:
     respelled += [(gold.replace(r'\left', '').replace(r'\right', ''), gold) for gold in golds]
     assert len(golds) > 2000
     assert [pair for pair, equal in zip(respelled, comparer.equal_many(respelled), strict=True) if not equal] == []
+
+
+def test_matrices_of_the_golds_are_right_in_other_notation(rows: list[dict[str, str]], comparer: Comparer):
+    golds = sorted({gold_of(row['problem'], row['solution'], None) for row in rows})
+    matrices = [gold for gold in golds if r'\begin{pmatrix}' in gold]
+    pairs = []
+    for gold in matrices:
+        columns = max(row.count('&') + 1 for row in gold.split('\\\\'))
+        opening = rf'\left[\begin{{array}}{{{"c" * columns}}}'
+        as_array = gold.replace(r'\begin{pmatrix}', opening).replace(r'\end{pmatrix}', r'\end{array}\right]')
+        pairs += [(as_array, gold), (as_array.replace('\\\\', r'\\[1ex]'), gold)]
+        pairs += [(gold.replace('pmatrix', name).replace('\\\\', r'\cr '), gold) for name in ('bmatrix', 'matrix')]
+    assert len(matrices) > 50
+    assert [pair for pair, equal in zip(pairs, comparer.equal_many(pairs), strict=True) if not equal] == []
 
 
 def test_importing_loads_no_sympy_or_torch():
