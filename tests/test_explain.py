@@ -54,7 +54,7 @@ def test_tokens_are_those_of_an_evaluation(encoder: Encoder, max_seq_len: int):
             wanted, scored = [request.context], [0]
         assert [[token.id for token in row] for row in found.rows] == [ids.tolist() for ids in wanted]
         assert [sum(token.part == 'continuation' for token in row) for row in found.rows] == scored
-        assert any(warning.startswith('truncated') for warning in found.warnings) == request.truncated
+        assert any(warning.startswith('shortened') for warning in found.warnings) == request.truncated
         if not request.truncated:
             (before,) = encoder.preambles([found.prompt.preamble]).values()
             parts = [[token.part for token in row[: len(before)]] for row in found.rows]

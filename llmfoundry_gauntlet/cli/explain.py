@@ -224,10 +224,10 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
     rows = tuple(map(partial(row_of, encoder.tokenizer), contexts, own, continuations))
     warnings = []
     if lost := len(asked[1]) - fitted.prompt.num_shots:
-        warnings.append(f'truncated: {lost} shots dropped to fit the prompt into {preparation.max_seq_len} tokens')
+        warnings.append(f'shortened: {lost} shots dropped to fit the prompt into {preparation.max_seq_len} tokens')
     elif request.truncated:
         warnings.append(
-            f'truncated: the beginning of the prompt is dropped to fit it into {preparation.max_seq_len} tokens'
+            f'shortened: the beginning of the prompt is dropped to fit it into {preparation.max_seq_len} tokens'
         )
     if request.unscorable is not None:
         warnings.append(f'cannot be scored: {request.unscorable}')

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.score import check_labels, read_score
 from llmfoundry_gauntlet.config.settings import ERROR, SKIP
-from llmfoundry_gauntlet.config.tasks import SETTINGS, GauntletSpec, task_key
+from llmfoundry_gauntlet.config.tasks import GENERATION_KEYS, SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, listed, read_key, source_name, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
@@ -190,7 +190,13 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
             problems.add(f'{path}.{key}', f'has no meaning in {name}; it belongs to {", ".join(owners)}')
         if key in SETTINGS:
             problems.add(f'{path}.{key}', f"unknown key '{key}'{suggestion(key, known)}")
-        if owners or key in SETTINGS:
+        # Its nearest name is max_seq_len, which would change prompts.
+        is_of_generation = kind.generates and key in GENERATION_KEYS and not owners
+        if is_of_generation:
+            problems.add(
+                f'{path}.{key}', f'belongs to generation_kwargs; write generation_kwargs: {{{key}: {entry[key]}}}'
+            )
+        if owners or key in SETTINGS or is_of_generation:
             del entry[key]
     task: Task | None = decode(kind, entry, path, problems)
     if task is not None:

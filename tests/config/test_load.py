@@ -219,6 +219,7 @@ SAMPLE = {'do_sample': True}
         *(('multiple_choice', 'pmi_context', text, 'is empty; allowed: a text such as') for text in ('', ' \n')),
         ('multiple_choice', 'pmi_context', 7, 'is 7; allowed: text'),
         *(('schema', key, [], f'has no meaning in schema; it belongs to {GENERATION}') for key in ELSEWHERE),
+        (GENERATION, 'max_new_tokens', 8, 'belongs to generation_kwargs; write generation_kwargs: {max_new_tokens: 8}'),
         (GENERATION, 'early_stopping_criteria', ['\n', ''], 'is empty; allowed: a text that ends a generation'),
         (CODE, 'pass_at_k', 2, 'is 2, but generations_per_sample is 1; allowed: 1 or less'),
         (CODE, 'pass_at_k', 0, 'is 0; allowed: a whole number of 1 or more, or a list of them'),
