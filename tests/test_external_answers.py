@@ -298,6 +298,16 @@ def test_an_answer_that_is_not_finite_is_unscored(settings: dict[str, Any], tmp_
     assert [result.status for result in found].count('unscored') == 1
 
 
+def test_a_generation_may_hold_half_a_surrogate_pair(settings: dict[str, Any], tmp_path: Path):
+    """A server that cuts a text in the middle of a sign writes one; it is an answer all the same."""
+    answers = right_answers(settings)
+    place = next(place for place, answer in enumerate(answers) if answer.get('text'))
+    answers[place]['text'] += ' \ud83d'
+    evaluation = scored(settings, write_answers(tmp_path, answers))
+    statuses = {result.status for results in evaluation.results.values() for result in results}
+    assert statuses == {'scored'}
+
+
 @pytest.mark.parametrize('semantics', ['corrected', 'reference'])
 def test_rows_of_one_task_may_have_different_numbers_of_choices(write_jsonl, tmp_path: Path, semantics: str):
     """As in ARC, where chance is the mean of one in four, three and five."""

@@ -10,7 +10,8 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,25 +140,27 @@ def read_rows(source: str, problems: list[str]) -> list[NumberedRow]:
 
 
 def stream_rows(
-    source: str, problems: list[str], *, decoder: json.JSONDecoder | None = None, allow_pipes: bool = False
+    source: str, problems: list[str], *, decoder: json.JSONDecoder | None = None, are_answers: bool = False
 ) -> Iterator[NumberedRow]:
     """Yield the rows of a UTF-8 file of JSON lines, gzip-compressed or not, whatever its name.
 
-    `source` is a path or an fsspec URL, such as s3:// or https://. Malformed lines are added to `problems`. Raise
-    DataError for any other file.
+    `source` is a path or an fsspec URL, such as s3:// or https://. Malformed lines are added to `problems`. Answers of
+    a model may come through a pipe and hold half a surrogate pair, which data may not. Raise DataError for any other
+    file.
     """
     decoder = decoder or DECODER
-    with opened(source, allow_pipes=allow_pipes) as file:
+    parse = partial(json_value, decoder=decoder, allow_surrogates=are_answers)
+    with opened(source, allow_pipes=are_answers) as file:
         head = file.peek(MOST_HEAD)[:MOST_HEAD]
         if head.startswith(GZIP):
             try:
                 with gzip.open(file) as content:
-                    yield from json_lines(content, source, problems, decoder)
+                    yield from json_lines(content, source, problems, parse)
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise DataError(f'{source}: is a damaged gzip file: {error}; fetch it again') from error
             return
         check_beginning(head, source)
-        yield from json_lines(file, source, problems, decoder)
+        yield from json_lines(file, source, problems, parse)
 
 
 def check_beginning(head: bytes, source: str) -> None:
@@ -199,27 +202,27 @@ def check_is_file(path: Path, *, allow_pipes: bool) -> None:
 
 
 def json_lines(
-    lines: Iterable[bytes], source: str, problems: list[str], decoder: json.JSONDecoder
+    lines: Iterable[bytes], source: str, problems: list[str], parse: Callable[[bytes], Any]
 ) -> Iterator[NumberedRow]:
     """Yield the JSON value of each line that is not blank; add malformed lines to `problems`."""
     for number, line in enumerate(lines):
         if line.isspace():
             continue
         try:
-            yield number, json_value(line, decoder)
+            yield number, parse(line)
         except RowError as error:
             problems.append(error.at(f'{source}:{number + 1}'))
 
 
-def json_value(line: bytes, decoder: json.JSONDecoder) -> Any:
+def json_value(line: bytes, decoder: json.JSONDecoder, *, allow_surrogates: bool = False) -> Any:
     """Parse one line, ignoring surrounding white space (Unicode's included) and byte order marks.
 
     Raise RowError for malformed JSON, and for JSON that parsers read differently: duplicate keys in one object,
-    numbers out of range, lone surrogates, excessive nesting.
+    numbers out of range, lone surrogates (unless allowed), excessive nesting.
     """
     try:
         value = decoder.decode(line.decode().strip().removeprefix(BYTE_ORDER_MARK).strip())
-        if b'\\ud' in line or b'\\uD' in line:
+        if not allow_surrogates and (b'\\ud' in line or b'\\uD' in line):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise RowError(f'is not UTF-8 text: {error.reason} at byte {error.start + 1}; allowed: UTF-8') from error

@@ -162,7 +162,7 @@ def read_answers(path: Path) -> Iterator[tuple[str, Answer]]:
     The file is read as data files are, compressed or not. Raise DataError with every problem of every line.
     """
     problems = Problems('')
-    for number, line in stream_rows(str(path), problems.found, decoder=ANSWERS, allow_pipes=True):
+    for number, line in stream_rows(str(path), problems.found, decoder=ANSWERS, are_answers=True):
         problems.source = f'{path}:{number + 1}'
         answer: Answer | None = decode(Answer, line, '', problems)
         if answer is not None:

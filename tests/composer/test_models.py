@@ -119,10 +119,11 @@ def test_an_evaluation_in_half_precision_has_the_log_probabilities_of_transforme
     for line in (tmp_path / 'out/samples/sums_0-shot.jsonl').read_text().splitlines():
         sample = json.loads(line)
         row = tiny.TASKS['sums'][1][sample['row']]
-        ids = torch.tensor(tokenizer(row['context'] + row['continuation'])['input_ids'])
+        continuation = ' ' + row['continuation']  # as in shots, though the tokenizer's tokens are characters
+        ids = torch.tensor(tokenizer(row['context'] + continuation)['input_ids'])
         with torch.no_grad():
             logprobs = network(ids[None]).logits[0].float().log_softmax(-1)
-        wanted = logprobs[:-1].gather(1, ids[1:, None])[-len(row['continuation']) :].sum().item()
+        wanted = logprobs[:-1].gather(1, ids[1:, None])[-len(continuation) :].sum().item()
         assert sample['logprobs'] == [pytest.approx(wanted, abs=0.05)]
 
 
