@@ -69,6 +69,7 @@ MAX_DEPTH = 6
 
 NUMBER, EXPRESSION, TEXT, BASED = 'number', 'expression', 'text', 'based'
 LIST, SET, TUPLE, MATRIX, RELATION = 'list', 'set', 'tuple', 'matrix', 'relation'
+REALS_SET = 'real numbers'
 DEGREE = '°'
 INFINITY = '\\infty'
 
@@ -81,13 +82,28 @@ ROWS = re.compile(r'\\\\')
 PLUS_OR_MINUS = re.compile(r'(?<=[\w)}\s])[+-]')
 CELLS = re.compile(r'&')
 
+# Sets of real numbers that are not written as intervals.
+SET_SIGN = re.compile(r'[<>]|\\(?:le|ge|ne|in|setminus|mathbb|lor)(?![A-Za-z])|\\text\{(?:all )?real')
+OR_AND = re.compile(
+    r'\\(?:text(?:rm|normal|bf|it)?|mbox|hbox|mathrm)\s*\{\s*(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])'
+)
+OR, AND = re.compile(r'\\lor(?![A-Za-z])'), re.compile(r'\\land(?![A-Za-z])')
+NOT_EQUAL = re.compile(r'\\ne(?![A-Za-z])')
+ALL_REALS = re.compile(r'\\mathbb\{R\}|\\text\{(?:all )?(?:reals|real numbers)\}')
+SET_BUILDER = re.compile(
+    r'\\\{\s*(?P<name>[A-Za-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid(?![A-Za-z])|\\vert(?![A-Za-z]))(?P<condition>.*)\\\}'
+)
+MEMBER = re.compile(r'(?P<name>[A-Za-z])\s*\\in(?![A-Za-z])(?P<values>.*)')
+INTERVALS = re.compile(r'[(\[].*[)\]]|\\\{.*\}|.*\\(?:cup|setminus)(?![A-Za-z]).*')
+LINE = '(-\\infty,\\infty)'
+
 DIGITS = r'(?:\d+(?:\.\d*)?|\.\d+)'
 DECIMAL = re.compile(rf'([+-]?)\s*({DIGITS})')
 RECURRING = re.compile(
     r'([+-]?)\s*(\d*)\.(\d*)\s*'
     r'(?:\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))|\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?|\((\d+)\))'
 )
-GOES_ON = re.compile(r'([+-]?)\s*(\d*)\.(\d*?)(?:(\d)\4{2,}|(\d{2,})\5+)\s*\\ldots')  # 0.333..., 0.3636...
+GOES_ON = re.compile(r'([+-]?)\s*(\d*)\.(\d*?)(?:(\d)\4{2,}|(\d{2,20})\5+)\s*\\ldots')  # 0.333..., 0.3636...
 ONE_GROUPED = re.compile(r'[^\d,]*\d{1,3}(?:,\d{3})+(?![\d,])(?:\.\d+)?[^,]*')  # 1,234 with surrounding text
 QUOTIENT = re.compile(
     rf'([+-]?)\s*(?:\\frac\{{\s*([+-]?{DIGITS})\s*\}}\{{\s*([+-]?{DIGITS})\s*\}}|({DIGITS})\s*/\s*({DIGITS}))'
@@ -302,6 +318,8 @@ def forms_of(answer: str) -> tuple[Form, ...]:
     if forms[0].kind == LIST and ONE_GROUPED.fullmatch(text):
         number = form_of(text.replace(',', ''), 0)
         forms += [number] if number.kind == NUMBER else []
+    if SET_SIGN.search(text) and (reals := as_real_set(answer)):
+        forms.append(reals)
     return tuple(forms)
 
 
@@ -362,6 +380,84 @@ def relation(text: str, pieces: list[str], marks: list[str], depth: int) -> Form
     if set(signs) <= {'<', '\\le'} and (interval := as_interval(text, pieces, signs, parts)):
         return interval
     return Form(kind=RELATION, text=text, ends=' '.join(signs), parts=parts)
+
+
+def as_real_set(answer: str) -> Form | None:
+    """Return the set of real numbers that conditions on one variable describe, in intervals; None if they do not."""
+    names: set[str] = set()
+    signs = {'or': r' \lor ', 'and': r' \land '}
+    text = set_of(one_spelling(OR_AND.sub(lambda found: signs[found[1] or found[2]], answer)), names, 0)
+    if text is None or len(names) > 1:
+        return None
+    form = form_of(text, 1)
+    kind = REALS_SET if form.kind == EXPRESSION else form.kind
+    return replace(form, kind=kind, label=next(iter(names), ''))
+
+
+def set_of(text: str, names: set[str], depth: int) -> str | None:
+    """Return the set that a condition describes, as intervals, unions and complements; add its variable to `names`."""
+    text = unwrapped(text)
+    if depth >= MAX_DEPTH or not text:
+        return None
+    if ALL_REALS.fullmatch(text):
+        return LINE
+    if builder := SET_BUILDER.fullmatch(text):
+        names.add(builder['name'])
+        return set_of(builder['condition'], names, depth + 1)
+    # A comma between conditions means `or`, unless one of them is an exception: x > 0, x \ne 1.
+    for pattern in (OR, AND, COMMA):
+        pieces, marks = split_outside(text, pattern)
+        if not marks:
+            continue
+        if pattern is COMMA:
+            pieces = with_exceptions(pieces)
+        are_exceptions = any(NOT_EQUAL.search(piece) or is_of_reals(piece) for piece in pieces)
+        sets = [set_of(piece, names, depth + 1) for piece in pieces]
+        sign = r'\cup' if pattern is OR or (pattern is COMMA and not are_exceptions) else r'\cap'
+        return None if None in sets else sign.join(f'({found})' for found in sets)
+    return set_of_one(text, names, depth)
+
+
+def is_of_reals(text: str) -> bool:
+    """Return whether a condition says that a variable is a real number."""
+    member = MEMBER.fullmatch(text.strip())
+    return member is not None and bool(ALL_REALS.fullmatch(member['values'].strip()))
+
+
+def with_exceptions(pieces: list[str]) -> list[str]:
+    """Return the conditions of a list in full: x \\ne 1, 2 is x \\ne 1 and x \\ne 2."""
+    full: list[str] = []
+    for piece in pieces:
+        if full and NOT_EQUAL.search(full[-1]) and not RELATIONS.search(piece):
+            name = NOT_EQUAL.split(full[-1])[0]
+            piece = f'{name}\\ne {piece}'
+        full.append(piece)
+    return full
+
+
+def set_of_one(text: str, names: set[str], depth: int) -> str | None:
+    """Return the set of a single condition: an exception, an equation, an inequality, or membership."""
+    if member := MEMBER.fullmatch(text):
+        names.add(member['name'])
+        return set_of(member['values'], names, depth + 1)
+    pieces, marks = split_outside(text, RELATIONS)
+    sides = [piece.strip() for piece in pieces]
+    if marks in (['\\ne'], ['=']):
+        name, value = sides if VARIABLE.fullmatch(sides[0]) else sides[::-1]
+        if not VARIABLE.fullmatch(name) or not value or occurs_in(name, value):
+            return None
+        names.add(name)
+        point = f'\\{{{value}\\}}'
+        return f'{LINE}\\setminus {point}' if marks == ['\\ne'] else point
+    if marks:
+        form = form_of(text, depth + 1)
+        if form.kind != TUPLE or not form.label or form.label == '\\infty':
+            return None
+        names.add(form.label)
+        left, right = form.parts
+        return f'{form.ends[0]}{left.text},{right.text}{form.ends[1]}'
+    text = text.replace('\\mathbb{R}', LINE)
+    return text if INTERVALS.fullmatch(text) else None
 
 
 def occurs_in(label: str, value: str) -> bool:
@@ -549,6 +645,9 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
     kinds = {one.kind, other.kind}
     if kinds <= {LIST, SET}:
         return lists_equal(algebra, one, other)
+    if REALS_SET in kinds:
+        both_sets = all(form.kind == REALS_SET or is_interval(form) for form in (one, other))
+        return both_sets and algebra(one.text, other.text)
     if '::' in (one.ends, other.ends) and not is_time(one) * is_time(other):
         return ratios_equal(algebra, one, other)
     if kinds == {RELATION, EXPRESSION} or kinds == {RELATION, NUMBER}:
@@ -564,6 +663,13 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
     if one.kind == RELATION and one.ends == other.ends == '=' and algebra(written(one.text), written(other.text)):
         return True
     return one.ends == other.ends and in_order(algebra, one.parts, other.parts)
+
+
+def is_interval(form: Form) -> bool:
+    """Return whether a form is written as an interval, or as a union or complement of sets."""
+    if form.kind == TUPLE:
+        return len(form.parts) == 2 and form.text[:1] in ('(', '[') and form.ends in ('()', '(]', '[)', '[]')
+    return form.kind == EXPRESSION and bool(re.search(r'\\(?:cup|cap|setminus)(?![A-Za-z])', form.text))
 
 
 def is_time(form: Form) -> bool:

@@ -106,7 +106,7 @@ def compare_and_exit(request: list[str], limits: dict[str, float]) -> None:
 def algebra_equal(first: str, second: str) -> bool:
     """Return whether two expressions or two equations are equal by math-verify and by numeric evaluation."""
     from math_verify import verify
-    from sympy import Eq
+    from sympy import Eq, Set
     from sympy.core.relational import Relational
 
     one, other = parsed(first), parsed(second)
@@ -117,6 +117,8 @@ def algebra_equal(first: str, second: str) -> bool:
         return proportional(one, other) or (solvable(one, other) and both_ways(verify, one, other))
     if any(equations) or isinstance(one, Relational) or isinstance(other, Relational):
         return False
+    if isinstance(one, Set) and isinstance(other, Set):
+        return one == other or bool(one.symmetric_difference(other).is_empty)
     return agree(one, other) and both_ways(verify, one, other)  # the fast check first
 
 
@@ -145,7 +147,10 @@ def parsed(text: str) -> Any:
         for symbol in form.atoms(sympy.Symbol)
     }
     exact = {number: sympy.Rational(str(number)) for number in form.atoms(sympy.Float)}
-    return form.xreplace(symbols | exact)
+    form = form.xreplace(symbols | exact)
+    if isinstance(form, sympy.Set):
+        return form.xreplace({sympy.Interval(-sympy.oo, sympy.oo): sympy.S.Reals}).doit()
+    return form
 
 
 def agree(one: Any, other: Any) -> bool:

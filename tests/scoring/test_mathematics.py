@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from contextlib import closing
 
+import pytest
+
+from llmfoundry_gauntlet.scoring.math_forms import forms_of
 from llmfoundry_gauntlet.scoring.mathematics import Comparer, gold_of
 
 NAMED_BASES = ('two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
@@ -268,16 +273,92 @@ UNEQUAL_NOTATIONS = (
     ('\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}', '\\begin{pmatrix}1&2&3&4\\end{pmatrix}'),
 )
 
+# Sets of real numbers as intervals, inequalities, exceptions and complements.
+EQUAL_SETS = (
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x<2 \\text{ or } x>5'),
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x<2 or x>5'),
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x<2, x>5'),
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x>5 \\text{ or } x<2'),
+    ('(-\\infty,2)\\cup(5,\\infty)', '2>x \\lor 5<x'),
+    ('(-\\infty,2)\\cup(5,\\infty)', '\\{x \\mid x<2 \\text{ or } x>5\\}'),
+    ('(-\\infty,2)\\cup(5,\\infty)', '\\left\\{x \\in \\mathbb{R} : x<2 \\text{ or } x>5\\right\\}'),
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x \\in (-\\infty,2)\\cup(5,\\infty)'),
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x\\in(-\\infty,2) \\text{ or } x\\in(5,\\infty)'),
+    ('(-\\infty,2)\\cup(5,\\infty)', '\\mathbb{R}\\setminus[2,5]'),
+    ('(-\\infty,-2]\\cup[2,\\infty)', 'x\\le-2 \\text{ or } x\\ge 2'),
+    ('[-3,-2]\\cup[0,1]', '-3\\le x\\le-2 \\text{ or } 0\\le x\\le 1'),
+    ('(-\\infty,-2)\\cup(0,1)\\cup(2,4)', 'x<-2, 0<x<1, \\text{ or } 2<x<4'),
+    ('(-\\infty,3)\\cup(3,\\infty)', 'x<3 \\text{ or } x>3'),
+    ('(-\\infty,3)\\cup(3,\\infty)', 'x\\ne 3'),
+    ('(-\\infty,3)\\cup(3,\\infty)', '\\mathbb{R}\\setminus\\{3\\}'),
+    ('(-\\infty,3)\\cup(3,\\infty)', '\\mathbb R - \\{3\\}'),
+    ('(-\\infty,3)\\cup(3,\\infty)', 'x\\in\\mathbb{R}, x\\ne3'),
+    ('(-\\infty,3)\\cup(3,\\infty)', '\\{x\\in\\mathbb{R}\\mid x\\neq 3\\}'),
+    ('(-\\infty,3)\\cup(3,\\infty)', 'x \\in \\mathbb{R}\\setminus\\{3\\}'),
+    ('(-\\infty,3)\\cup(3,\\infty)', '(-\\infty,\\infty)\\setminus\\{3\\}'),
+    ('(-\\infty,-7)\\cup(-7,3)\\cup(3,\\infty)', 'x\\ne-7,3'),
+    ('(-\\infty,-7)\\cup(-7,3)\\cup(3,\\infty)', 'x\\ne-7 \\text{ and } x\\ne 3'),
+    ('(-\\infty,-7)\\cup(-7,3)\\cup(3,\\infty)', '\\mathbb{R}\\setminus\\{-7,3\\}'),
+    ('(-\\infty,-7)\\cup(-7,3)\\cup(3,\\infty)', 'x\\neq -7, x\\neq 3'),
+    ('\\mathbb{R}', '(-\\infty,\\infty)'),
+    ('\\text{all real numbers}', '(-\\infty,\\infty)'),
+    ('x\\in\\mathbb{R}', '(-\\infty,\\infty)'),
+    ('(2,5)', 'x>2 \\text{ and } x<5'),
+    ('\\{-1\\}\\cup[0,7)', 'x=-1 \\text{ or } 0\\le x<7'),
+    ('(1,4-\\sqrt{3})\\cup(4+\\sqrt{3},7)', '1<x<4-\\sqrt3 \\text{ or } 4+\\sqrt3<x<7'),
+    ('(0,9)\\cup(9,36)', '0<x<36, x\\ne9'),
+    ('(0,9)\\cup(9,36)', '0 < x < 36 \\text{ and } x \\neq 9'),
+    ('(0,9)\\cup(9,36)', '(0,36)\\setminus\\{9\\}'),
+    ('(2,5)', '\\{x \\mid 2<x<5\\}'),
+    ('[3,\\infty)', '\\{x : x\\ge3\\}'),
+)
+UNEQUAL_SETS = (
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x\\le2 \\text{ or } x>5'),
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x<2 and x>5'),
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x<2 or x>6'),
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x>2 or x>5'),
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x<2'),
+    ('(-\\infty,2)\\cup(5,\\infty)', 'x<2 \\text{ or } y>5'),
+    ('(-\\infty,-2]\\cup[2,\\infty)', 'x<-2 \\text{ or } x\\ge2'),
+    ('(-\\infty,3)\\cup(3,\\infty)', 'x=3'),
+    ('(-\\infty,3)\\cup(3,\\infty)', 'x\\ne-3'),
+    ('(-\\infty,3)\\cup(3,\\infty)', '\\mathbb{R}'),
+    ('(-\\infty,3)\\cup(3,\\infty)', '\\mathbb{R}\\setminus\\{3,4\\}'),
+    ('(-\\infty,-7)\\cup(-7,3)\\cup(3,\\infty)', 'x\\ne-7'),
+    ('(-\\infty,-7)\\cup(-7,3)\\cup(3,\\infty)', 'x\\ne 7,3'),
+    ('\\mathbb{R}', '(-\\infty,\\infty]'),
+    ('\\mathbb{R}', 'R'),
+    ('\\mathbb{R}', '(0,\\infty)'),
+    ('\\mathbb{R}', '\\mathbb{Z}'),
+    ('\\mathbb{R}', '\\infty'),
+    ('(2,5)', 'x>2 \\text{ or } x<5'),
+    ('2,5', 'x<2 \\text{ or }x>5'),
+    ('(2,5)', '\\{2,5\\}'),
+    ('(-\\infty,3)\\cup(3,\\infty)', '3'),
+    ('x\\ne 3', '3'),
+    ('x\\ne 3', 'x=3'),
+    ('(-\\infty,2)\\cup(5,\\infty)', '(2,5)'),
+    ('(0,9)\\cup(9,36)', '0<x<36'),
+    ('\\{-1\\}\\cup[0,7)', 'x=-1 \\text{ or } 0<x<7'),
+    ('f(2) < f(1) < f(4)', 'f(2)<f(4)<f(1)'),
+    ('\\emptyset', 'x<2 \\text{ or } x>5'),
+    ('y<2 or y>5', 'x<2 or x>5'),
+)
+
 
 def test_equal_answers_are_equal_in_either_order(comparer: Comparer):
     assert [
-        pair for pair in (*EQUAL, *EQUAL_NOTATIONS) if not comparer.equal(*pair) or not comparer.equal(*pair[::-1])
+        pair
+        for pair in (*EQUAL, *EQUAL_NOTATIONS, *EQUAL_SETS)
+        if not comparer.equal(*pair) or not comparer.equal(*pair[::-1])
     ] == []
 
 
 def test_unequal_answers_are_not_equal(comparer: Comparer):
     assert [
-        pair for pair in (*UNEQUAL, *UNEQUAL_NOTATIONS) if comparer.equal(*pair) or comparer.equal(*pair[::-1])
+        pair
+        for pair in (*UNEQUAL, *UNEQUAL_NOTATIONS, *UNEQUAL_SETS)
+        if comparer.equal(*pair) or comparer.equal(*pair[::-1])
     ] == []
 
 
@@ -310,6 +391,52 @@ def test_matrices_of_the_golds_are_right_in_other_notation(rows: list[dict[str, 
         pairs += [(gold.replace('pmatrix', name).replace('\\\\', r'\cr '), gold) for name in ('bmatrix', 'matrix')]
     assert len(matrices) > 50
     assert [pair for pair, equal in zip(pairs, comparer.equal_many(pairs), strict=True) if not equal] == []
+
+
+def as_inequality(interval: str) -> str:
+    """Return an interval's inequality; a set stays."""
+    found = re.fullmatch(r'\s*([(\[])(.*),(.*)([)\]])\s*', interval)
+    if not found:
+        return rf'x \in {interval}'
+    signs = {'(': '<', ')': '<', '[': r'\le ', ']': r'\le '}
+    left = '' if found[2].strip() == r'-\infty' else f'{found[2]} {signs[found[1]]}'
+    right = '' if found[3].strip() == r'\infty' else f'{signs[found[4]]} {found[3]}'
+    return f'{left} x {right}'
+
+
+def test_unions_of_the_golds_are_right_as_inequalities(rows: list[dict[str, str]], comparer: Comparer):
+    golds = {gold_of(row['problem'], row['solution'], None) for row in rows}
+    unions = sorted(gold for gold in golds if r'\cup' in gold)
+    assert len(unions) > 20
+    pairs, wrong = [], []
+    for gold in unions:
+        intervals = re.sub(r'\\(?:left|right)(?![a-z])', '', gold).split(r'\cup')
+        conditions = [as_inequality(interval) for interval in intervals]
+        pairs += [(joint.join(conditions), gold) for joint in (' or ', r' \text{ or } ', r'\lor ')]
+        pairs += [(r'\{x \mid ' + ' or '.join(reversed(conditions)) + r'\}', gold)]
+        wrong += [(' or '.join(conditions[1:]), gold)]
+        closed = [condition.replace('<', r'\le ') for condition in conditions]
+        wrong += [(' or '.join(closed), gold)] if closed != conditions else []
+    assert [pair for pair, equal in zip(pairs, comparer.equal_many(pairs), strict=True) if not equal] == []
+    assert [pair for pair, equal in zip(wrong, comparer.equal_many(wrong), strict=True) if equal] == []
+
+
+@pytest.mark.parametrize(
+    'answer',
+    [
+        '0.' + '1234567890' * 95 + r'\ldots',
+        ' or '.join(f'x<{number}' for number in range(90)),
+        ', '.join(rf'x \ne {number}' for number in range(49)),
+        r'\{x \mid ' * 60,
+        '1' * 900 + r'\begin{pmatrix}' * 5,
+        '1:' * 400 + '2',
+        '(' * 500 + 'x<2 or x>5',
+    ],
+)
+def test_long_answers_in_these_notations_take_no_time(answer: str):
+    begin = time.process_time()
+    forms_of(answer)
+    assert time.process_time() - begin < 2
 
 
 def test_importing_loads_no_sympy_or_torch():
