@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 if TYPE_CHECKING:  # numpy is not loaded to read YAML files
     import numpy as np
@@ -123,20 +123,32 @@ class ScoreRequest:
     unscorable: str | None = None
 
 
+class ProgramStop(Protocol):
+    """The end of a generation that is a program; its string says where that is. A longer text has the same end."""
+
+    def position(self, text: str) -> int | None:
+        """Return where the program in a text ends, None if it may go on."""
+        ...
+
+    def may_end(self, text: str, start: int) -> bool:
+        """Return quickly whether the characters from `start` on may show that a program has ended."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
     """The end of a generation: before the first of `strings`, or where its answer ends.
 
     The answer ends before the first `answer_end` that follows `answer_delimiter` (which may be empty) and text other
-    than white space; an empty `answer_end` never ends it. With `closes_block` a generation also ends after the first
-    closing brace that it did not open. The prompt is not searched. With `as_pattern` the strings are joined into one
-    regular expression, as llm-foundry does when it scores.
+    than white space; an empty `answer_end` never ends it. With `program` it also ends where its program does. The
+    prompt is not searched. With `as_pattern` the strings are joined into one regular expression, as llm-foundry does
+    when it scores.
     """
 
     strings: tuple[str, ...] = ()
     answer_delimiter: str = ''
     answer_end: str = ''
-    closes_block: bool = False
+    program: ProgramStop | None = None
     as_pattern: bool = False
 
 

@@ -125,8 +125,12 @@ def test_an_answer_is_scored_as_in_an_evaluation(gauntlet, write_jsonl, tmp_path
     [
         (['triviaqa_sm_sub'], r"before '\n' after the answer, or with the end of text"),
         (['gsm8k'], r"before '\nQ: ', or before '\n' after the answer that follows ' #### ', or with the end of text"),
-        (['human_eval_cpp'], 'with the brace that closes its block, or with the end of text'),
-        (['human_eval'], r"before '\na', '\nb', '\nc', '\nd', '\ne', '\nf' and 58 others, or with the end of text"),
+        (['human_eval_cpp'], 'where the c++ program ends, or with the end of text'),
+        (['human_eval'], 'where the python program ends, or with the end of text'),
+        (
+            ['human_eval', '--semantics', 'reference'],
+            r"before '\na', '\nb', '\nc', '\nd', '\ne', '\nf' and 58 others, or with the end of text",
+        ),
         (['gsm8k', '--semantics', 'reference'], 'with the end of text'),
     ],
 )

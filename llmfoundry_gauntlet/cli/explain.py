@@ -338,7 +338,7 @@ def show_scoring(
     heading('Scoring')
     typer.echo(f'  rule: {rule_of(task)}')
     if task.generates:
-        stops = task.stops([example.content for example in examples])
+        stops = task.own_stops(task.stops([example.content for example in examples]), asked.content)
         typer.echo(f'  a generation ends {", or ".join(ends_of_generation(stops))}')
         for text in task.responses(asked.content)[:3]:
             typer.echo(f'  correct: {one_line(text)}')
@@ -376,8 +376,8 @@ def ends_of_generation(stops: StopRule) -> list[str]:
     if stops.answer_end:
         after = f' that follows {stops.answer_delimiter!r}' if stops.answer_delimiter else ''
         found.append(f'before {stops.answer_end!r} after the answer{after}')
-    if stops.closes_block:
-        found.append('with the brace that closes its block')
+    if stops.program is not None:
+        found.append(str(stops.program))
     return [*found, 'with the end of text']
 
 

@@ -317,7 +317,7 @@ class OngoingGeneration:
         self.is_truncated = False
         self.is_finite = True
         stops = request.stops
-        self._watches = bool(stops.strings or stops.answer_end or stops.closes_block)
+        self._watches = bool(stops.strings or stops.answer_end or stops.program)
         self._lookback = max(map(len, stops.strings), default=0)
         self._marks = decoder.marks_of(request.reasoning)
         self._answer = GrowingAnswer(request.reasoning)

@@ -99,12 +99,6 @@ STANDING_ARTICLE = re.compile(
 )
 # Signs that normalization drops but formulas depend on; FORMULA tells formulas from 'F-16' and 'War + Peace'.
 SIGN = re.compile(r'[-+<>=^*/!≤≥≠±]|(?<=\d)\.(?=\d)')
-# Braces, and comments and strings of C++ and JavaScript (finished or not), whose braces do not count.
-BRACES = re.compile(
-    r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*(?:"|\\?\Z|(?=\n))|'
-    r"'(?:\\.|[^'\\\n])*(?:'|\\?\Z|(?=\n))|`(?:\\.|[^`\\])*(?:`|\\?\Z)|[{}]",
-    re.DOTALL,
-)
 FORMULA = re.compile(r'\\|\$.*\$|[<>=^√≤≥≠±]|\(.*[-+*/].*\)|[\d)]\s?[!*/]|[*/]\s?[\d(]|[\d)]\s[-+]\s|\s[-+]\s[\d(]')
 
 
@@ -199,8 +193,9 @@ def stop_position(text: str, rule: StopRule, start: int = 0) -> int | None:
     found = [place for word in rule.strings if (place := text.find(word, start)) >= 0]
     if rule.answer_end:
         found += answer_position(text, rule)
-    if rule.closes_block and '}' in text[start:]:
-        found += block_end(text)
+    if rule.program is not None and (start == 0 or rule.program.may_end(text, start)):
+        end_of_program = rule.program.position(text)
+        found += [] if end_of_program is None else [end_of_program]
     return min(found, default=None)
 
 
@@ -214,16 +209,6 @@ def answer_position(text: str, rule: StopRule) -> list[int]:
     begin += len(rest) - len(rest.lstrip())
     end = text.find(rule.answer_end, begin)
     return [end] if end >= 0 else []
-
-
-def block_end(text: str) -> list[int]:
-    """Return, in a list, the end of the first unmatched closing brace outside comments and strings, if any."""
-    depth = 0
-    for found in BRACES.finditer(text):
-        depth += {'{': 1, '}': -1}.get(found[0], 0)
-        if depth < 0:
-            return [found.end()]
-    return []
 
 
 def cut_at_stops(text: str, rule: StopRule) -> str:

@@ -86,6 +86,10 @@ class Task(TaskSpec):
         """Return the stop rule for the generations of all rows of the task."""
         return StopRule()
 
+    def own_stops(self, stops: StopRule, content: Any) -> StopRule:
+        """Return the stop rule for one row: that of all rows, unless the row itself tells where its generations end."""
+        return stops
+
     def sampling(self, variant: str | None) -> Sampling:
         """Return how tokens are sampled; the defaults are those of transformers."""
         given = self.generation_kwargs or {}

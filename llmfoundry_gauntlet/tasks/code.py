@@ -10,14 +10,22 @@ import functools
 import math
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.metrics.metrics import Metric, item_metric, pass_at_1, passes_at
 from llmfoundry_gauntlet.metrics.statistics import SHARE
-from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, PYTHON, Program, make_program, missing_tool
+from llmfoundry_gauntlet.scoring.code.assembly import program_end, source_of
+from llmfoundry_gauntlet.scoring.code.programs import (
+    LANGUAGES,
+    PYTHON,
+    Program,
+    make_program,
+    missing_tool,
+    whole_text,
+)
 from llmfoundry_gauntlet.scoring.code.sandbox import CannotRun, Sandbox, SandboxError, find_sandbox
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE, Task
@@ -141,14 +149,12 @@ class CodeTask(Task):
         return (content.solution,)
 
     def stops(self, contents: Sequence[CodeProblem]) -> StopRule:
-        """Return the stop rule of the language.
+        """Return Composer 0.17's stop strings with llm-foundry's semantics; else each row has an end of its own."""
+        return StopRule(strings=NEW_STATEMENT if self.reference else ())
 
-        In languages with braces the function's own closing brace ends a program, in others (Python) a line that begins
-        with a letter, a digit, '#' or '`'; with llm-foundry's semantics the latter applies to all languages.
-        """
-        if self.reference or not all(LANGUAGES[content.language].has_braces for content in contents):
-            return StopRule(strings=NEW_STATEMENT)
-        return StopRule(closes_block=True)
+    def own_stops(self, stops: StopRule, content: CodeProblem) -> StopRule:
+        """Return the end of the program that a row asks for."""
+        return stops if self.reference else replace(stops, program=program_end(self.program(content)))
 
     def sampling(self, variant: str | None) -> Sampling:
         """Return how tokens are sampled; the defaults are those of Composer 0.17. Temperature 0 is greedy."""
@@ -184,12 +190,14 @@ class CodeTask(Task):
 
     def score_program(self, output: Generation, content: CodeProblem, sandbox: Sandbox) -> Score:
         """Score 1 if the program passes; unscored if the sandbox fails to run it."""
-        from llmfoundry_gauntlet.scoring.code.execution import check_completion  # late: YAML needs no compiler
+        from llmfoundry_gauntlet.scoring.code.execution import check_source  # late: YAML needs no compiler
 
         if not output.is_finite and not self.reference:
             return Score.unscored(NON_FINITE_GENERATION)
         try:
-            outcome = check_completion(self.program(content), output.text, sandbox)
+            program = self.program(content)
+            source = whole_text(program, output.text) if self.reference else source_of(program, output.text)
+            outcome = check_source(program, source, sandbox)
         except (CannotRun, OSError) as error:
             return Score.unscored(f'the program could not be run: {error}')
         reasons = [outcome.reason] if outcome.reason else []

@@ -162,7 +162,7 @@ class Preparation:
                 key=key,
                 context=encoded.contexts[0],
                 max_new_tokens=encoded.max_new_tokens,
-                stops=self.stops,
+                stops=task.own_stops(self.stops, example.content),
                 sampling=task.sampling(key.variant),
                 reasoning=task.reasoning(encoded.ending),
                 verbatim=task.is_verbatim,
@@ -220,7 +220,7 @@ def untokenized_items(
                     key=key,
                     context=NO_IDS,
                     max_new_tokens=0,
-                    stops=stops,
+                    stops=task.own_stops(stops, example.content),
                     sampling=sampling,
                     reasoning=task.reasoning(sent.text),
                 )

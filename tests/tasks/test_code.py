@@ -89,7 +89,7 @@ def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_toke
     assert [(key.row, key.sample) for key in prepared.items] == list(itertools.product(range(2), range(3)))
     requests = prepared.generate_requests
     assert {request.max_new_tokens for request in requests} == {100}  # half of what there is
-    assert all(request.verbatim and sorted(request.stops.strings) == sorted(ENDS) for request in requests)
+    assert all(request.verbatim and request.stops.program is not None for request in requests)
     wrong, good = ('    return x\n', '    return x + 1\n')
     outputs = [Generation(key=key, text=good if key.sample == key.row else wrong) for key in prepared.items]
     results = prepared.results(outputs)
@@ -101,31 +101,47 @@ def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_toke
     assert {name: measure.value for name, measure in found.items()} == pytest.approx(values)
 
 
+RESTATED = '\ndef f(x):\n    return g(x)\n\n\ndef g(x):\n    return x + 1\n'
+
+
 @pytest.mark.parametrize(
     ('language', 'text', 'kept'),
     [
-        (PYTHON, '    return 1\n\nprint(f())\n', '    return 1\n'),
-        (PYTHON, '    return 1\n# done', '    return 1'),
-        (PYTHON, '    return 1\n```\n', '    return 1'),
-        (PYTHON, '    x = [\n]\n    return x\n9', '    x = [\n]\n    return x'),
+        (PYTHON, '    return 1\n\nprint(f())\n', '    return 1\n\n'),
+        (PYTHON, '    return 1\n# done\nprint', '    return 1\n# done\n'),  # a comment may stand between two lines
+        (PYTHON, '    return 1\n```\n', '    return 1\n'),
+        (PYTHON, '    x = [\n]\n    return x\n9', '    x = [\n]\n    return x\n'),
         (PYTHON, '  x = a .b\n', '  x = a .b\n'),  # decoded verbatim
+        (PYTHON, '    s = """\na\n"""\n    return s\n@g', '    s = """\na\n"""\n    return s\n'),
+        (PYTHON, f'{RESTATED}\n\ndef h(x):\n    pass', RESTATED + '\n\n'),
+        (PYTHON, f'Here:\n```python{RESTATED}```\nDone.', f'Here:\n```python{RESTATED}```\nDone.'),
         (CPP, '  return 1;\n}\n\nint main() {\n}\n', '  return 1;\n}'),
-        (CPP, '  if (a) {\nreturn 1;\n}\nreturn 2;\n}\nint g() {}', '  if (a) {\nreturn 1;\n}\nreturn 2;\n}'),
+        (CPP, '  if (a) {\nreturn 1;\n}\nreturn f(2);\n}\nint g() {}', '  if (a) {\nreturn 1;\n}\nreturn f(2);\n}'),
         (
             CPP,
             '  // }\n  /* } */ char c = \'}\'; string s = "}\\"}";\n}\n//',
             '  // }\n  /* } */ char c = \'}\'; string s = "}\\"}";\n}',
         ),
+        (CPP, 'int f(int x) {\n  return x;\n}\nint main() {\n}', 'int f(int x) {\n  return x;\n}\n'),
+        (CPP, '```cpp\n  return 1;\n}\n```\nDone.', '```cpp\n  return 1;\n}\n```\nDone.'),
         (JAVASCRIPT, '  return `}${a}`\n}\n\nconst g', '  return `}${a}`\n}'),
+        (JAVASCRIPT, 'function f(x) {\n  return x\n}\nf(1)\nf(2)', 'function f(x) {\n  return x\n}\n'),
     ],
 )
 def test_completions_end_at_stops(language, text, kept):
-    example = task().parse({**ROW, 'language': language})
-    rule = task().stops([example])
+    prompt = {PYTHON: ROW['prompt'], CPP: 'int f(int x) {\n', JAVASCRIPT: 'const f = (x) => {\n'}[language]
+    example = task().parse({**ROW, 'language': language, 'prompt': prompt})
+    rule = task().own_stops(task().stops([example]), example)
     assert cut_at_stops(text, rule) == kept
-    reference = replace(task(), semantics='reference').stops([example])  # Composer's, for all languages
-    assert sorted(reference.strings) == sorted(ENDS) and not reference.closes_block
     assert written(text, rule) == (kept, len(kept) < len(text))
+
+
+@pytest.mark.parametrize('language', [PYTHON, CPP, JAVASCRIPT])
+def test_stops_of_the_reference_are_composers_in_all_languages(language):
+    reference = replace(task(), semantics='reference')
+    example = task().parse({**ROW, 'language': language})
+    rule = reference.own_stops(reference.stops([example]), example)
+    assert sorted(rule.strings) == sorted(ENDS) and rule.program is None
 
 
 class Letters:

@@ -253,11 +253,15 @@ def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
 
 
 def check_completion(program: Program, completion: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Outcome:
-    """Run a completion against its problem's test.
+    """Run a completion, joined to its prompt as it is, against its problem's test.
 
     Raise CannotRun or OSError if that fails for reasons other than the completion.
     """
-    code = whole_text(program, completion)
+    return check_source(program, whole_text(program, completion), sandbox, seconds=seconds)
+
+
+def check_source(program: Program, code: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Outcome:
+    """Run a whole program against its problem's test, as `check_completion` does."""
     try:
         interpreter = LANGUAGES[program.language].interpreter
         if interpreter is None:

@@ -34,14 +34,13 @@ class Interpreter(Protocol):
 class Language:
     """A programming language.
 
-    `begins` matches the start of a function in a prompt; the last match is the function to complete. With `has_braces`
-    a completion ends at the closing brace. `simple` is a prompt, its test and a correct completion. `tool` is the
-    required program, `package` its Debian package. `interpreter` starts a process that runs tests or completions (a
-    script in `runners`); without one, programs are compiled (`execution.check_completion`).
+    `begins` matches the start of a function in a prompt; the last match is the function to complete. `simple` is a
+    prompt, its test and a correct completion. `tool` is the required program, `package` its Debian package.
+    `interpreter` starts a process that runs tests or completions (a script in `runners`); without one, programs are
+    compiled (`execution.check_completion`).
     """
 
     begins: re.Pattern[str]
-    has_braces: bool
     simple: tuple[str, str, str]
     tool: str | None = None
     package: str = ''
@@ -119,7 +118,6 @@ def cpp_command(image: int, calls: int, results: int) -> Command:
 LANGUAGES = {
     PYTHON: Language(
         begins=re.compile(r'^(?:async +)?def +(\w+) *\(', re.MULTILINE),
-        has_braces=False,
         simple=('def f(x):\n', 'def check(candidate):\n    assert candidate(1) == 2\n', '    return x + 1\n'),
         interpreter=python_command,
     ),
@@ -127,7 +125,6 @@ LANGUAGES = {
         begins=re.compile(
             r'^[^\S\n]*(?P<returns>[^\n(){};]*?[\s>*&])(?P<name>\w+)\s*\((?P<parameters>[^(){}]*)\)\s*\{', re.MULTILINE
         ),
-        has_braces=True,
         simple=(
             'int f(int x) {\n',
             '#undef NDEBUG\n#include <assert.h>\nint main() { assert(f(1) == 2); }\n',
@@ -138,7 +135,6 @@ LANGUAGES = {
     ),
     JAVASCRIPT: Language(
         begins=re.compile(r'^(?:(?:const|let|var) +(\w+) *=|(?:async +)?function *\*? *(\w+) *\()', re.MULTILINE),
-        has_braces=True,
         simple=('const f = (x) => {\n', 'console.assert(f(1) === 2)\n', '  return x + 1\n}\n'),
         tool=NODE,
         package='nodejs',
@@ -151,15 +147,16 @@ LANGUAGES = {
 class Program:
     """A problem in one language.
 
-    `prelude` is the part of the prompt before the function to complete, whose name is `target`: imports and helpers
-    that the test may use too. `pairs` are source texts of arguments and results that replace the test if not None; they
-    call the entry point, whatever other functions a prompt starts. `joins_lines` puts an indented Python completion on
-    a new line if the prompt does not end one.
+    `prelude` is the part of the prompt before the `function` to complete: imports and helpers that the test may use
+    too. `pairs` are source texts of arguments and results that replace the test if not None. The test calls `target`,
+    which is the function; pairs call the entry point, whatever other functions a prompt starts. `joins_lines` puts an
+    indented Python completion on a new line if the prompt does not end one.
     """
 
     language: str
     prompt: str
     prelude: str
+    function: str
     target: str
     test: str
     pairs: tuple[tuple[str, str], ...] | None = None
@@ -190,14 +187,15 @@ def make_program(
     joins_lines: bool = True,
 ) -> Program:
     """Split a problem into its parts. If the prompt starts no function, `entry_point` is the one to write."""
-    prelude, target = '', entry_point
+    prelude, function = '', entry_point
     if begun := functions(language, prompt):
-        prelude, target = prompt[: begun[-1].start], begun[-1].name
+        prelude, function = prompt[: begun[-1].start], begun[-1].name
     return Program(
         language=language,
         prompt=prompt,
         prelude=prelude,
-        target=target if pairs is None else entry_point,
+        function=function,
+        target=function if pairs is None else entry_point,
         test=test,
         pairs=pairs,
         joins_lines=joins_lines,
