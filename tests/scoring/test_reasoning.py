@@ -2,11 +2,14 @@
 
 import pytest
 
+from llmfoundry_gauntlet.scoring.code.lexers import ProgramEnd
+from llmfoundry_gauntlet.scoring.code.programs import CPP
 from llmfoundry_gauntlet.scoring.reasoning import KNOWN_MARKERS, is_opened_by, read_generation
 from llmfoundry_gauntlet.types import Reasoning, ReasoningMarkers, StopRule
 
 NO_STOPS = StopRule()
 LINE = StopRule(answer_end='\n')
+BODY = StopRule(program=ProgramEnd(language=CPP, target='f'))
 ANALYSIS = '<|channel|>analysis<|message|>It is A.<|end|><|start|>assistant'
 
 
@@ -100,7 +103,7 @@ def test_a_prompt_may_open_the_reasoning(prompt: str, expected: bool):
         ('<think>A\nB', LINE, '<think>A\nB', None),
         ('C\nD', LINE, 'C', 'C'),
         ('<think>Q: A</think>C Q: D', StopRule(strings=('Q:',)), '<think>Q: A</think>C ', 'C '),
-        ('<think>} {</think>x; }\n}', StopRule(closes_block=True), '<think>} {</think>x; }', 'x; }'),
+        ('<think>} {</think>x; }\n}', BODY, '<think>} {</think>x; }', 'x; }'),
     ],
 )
 def test_a_stop_in_the_reasoning_is_none(text: str, stops: StopRule, shown: str, expected: str | None):
