@@ -69,7 +69,7 @@ def answer_stop(text: str, stops: StopRule, reasoning: Reasoning | None) -> int 
 
 
 class GrowingAnswer:
-    """Where the answer begins in a text that grows; `begin` is None while it reasons."""
+    """Find where the answer begins in a text that grows; `begin` is None while the model still reasons."""
 
     def __init__(self, reasoning: Reasoning | None) -> None:
         self._markers = () if reasoning is None else reasoning.markers
