@@ -315,12 +315,15 @@ class ProgramEnd:
 
         A generation that is stopped late for it is cut at the same place when it is scored.
         """
-        new_lines = text[text.rfind('\n', 0, start) + 1 :] if start else text
-        if re.search(r'(?:^|\n)(?:[^\s#]|[ \t]*[`~]{3})', new_lines):
+        line_start = text.rfind('\n', 0, start) + 1
+        touched_lines = text[line_start:]
+        if re.search(r'(?:^|\n)[ \t]*[`~]{3}', touched_lines):
             return True
-        if self.language == PYTHON:  # the end of a line may complete a definition at the left margin
-            return '\n' in text[start:] and re.search(r'^[^\s#]', text, re.MULTILINE) is not None
-        return '}' in text[start:] and text.count('}') > text.count('{')
+        # A line at the left margin is looked at when it begins and when it ends, as each look reads the whole text.
+        begins_or_ends_line = start == line_start or '\n' in text[start:]
+        if begins_or_ends_line and re.search(r'(?:^|\n)[^\s#]', touched_lines):
+            return True
+        return self.language != PYTHON and '}' in text[start:] and text.count('}') > text.count('{')
 
     def __str__(self) -> str:
         return f'where the {self.language} program ends'
