@@ -170,18 +170,36 @@ def check_logged(values: Values, expected: Values, **tolerance: float) -> None:
 
 
 def wandb_records(folder: Path) -> Iterator[Any]:
-    """Yield every record of W&B's offline files below a folder, oldest file first."""
+    """Yield every record of W&B's offline files below a folder, oldest file first.
+
+    W&B's own process may write the last records of a run after `finish` has returned, so wait for them.
+    """
+    paths = sorted(folder.glob('wandb/offline-run-*/*.wandb'))
+    give_up = time.monotonic() + 60
+    while not (latest := wandb_records_of(paths[-1])) or latest[-1].WhichOneof('record_type') != 'exit':
+        assert time.monotonic() < give_up, f'{paths[-1]}: W&B has not ended the run'
+        time.sleep(0.1)
+    for path in paths[:-1]:
+        yield from wandb_records_of(path)
+    yield from latest
+
+
+def wandb_records_of(path: Path) -> list[Any]:
+    """Return the records of one of W&B's files; those written so far if it is being written."""
     from wandb.proto import wandb_internal_pb2
     from wandb.sdk.internal.datastore import DataStore
 
-    for path in sorted(folder.glob('wandb/offline-run-*/*.wandb')):
-        store = DataStore()
-        store.open_for_scan(str(path))
+    if path.stat().st_size == 0:
+        return []
+    records = []
+    store = DataStore()
+    store.open_for_scan(str(path))
+    with contextlib.closing(store), contextlib.suppress(AssertionError):  # raised for a record that is not complete
         while (data := store.scan_data()) is not None:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
-            yield record
-        store.close()
+            records.append(record)
+    return records
 
 
 def wandb_rows(folder: Path) -> list[dict[str, float]]:
