@@ -1,9 +1,13 @@
+import hashlib
 import logging
+from dataclasses import replace
 
 import pytest
 from paths import ROOT
 
 from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.data import published
+from llmfoundry_gauntlet.data.published import read_manifest
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -88,6 +92,17 @@ def test_repeated_choices_are_one_warning_with_their_number(write_jsonl, tmp_pat
     write_jsonl('rows.jsonl', rows)
     (found,) = data_of(tmp_path, task_of(num_fewshot=[0, 1])).warnings
     assert 'mc: 6 of 9 rows have a choice twice, 3 of them the right one' in found
+
+
+def test_repeated_choices_of_a_published_file_are_no_warning_of_a_run(write_jsonl, tmp_path, monkeypatch):
+    """`gauntlet data check` lists them, and so does docs/tasks.md."""
+    path = write_jsonl('rows.jsonl', [{'query': f'{i}?', 'choices': ['yes', 'no', 'no'], 'gold': 0} for i in range(9)])
+    (first, *others) = read_manifest()
+    known = replace(first, converter=None, git_blob=None, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(published, 'read_manifest', lambda: (known, *others))
+    data = data_of(tmp_path, task_of())
+    assert data.origins == {'mc/0-shot': 'published'}
+    assert not data.warnings
 
 
 @pytest.mark.parametrize(
