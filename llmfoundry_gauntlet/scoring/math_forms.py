@@ -383,19 +383,28 @@ def relation(text: str, pieces: list[str], marks: list[str], depth: int) -> Form
 
 
 def as_real_set(answer: str) -> Form | None:
-    """Return the set of real numbers that conditions on one variable describe, in intervals; None if they do not."""
+    """Return the set of real numbers that conditions on one variable describe, in intervals; None if they do not.
+
+    If it depends on whether commas mean `or` or `and`, the second set is the part of the first.
+    """
     names: set[str] = set()
     signs = {'or': r' \lor ', 'and': r' \land '}
-    text = set_of(one_spelling(OR_AND.sub(lambda found: signs[found[1] or found[2]], answer)), names, 0)
+    spelled = one_spelling(OR_AND.sub(lambda found: signs[found[1] or found[2]], answer))
+    text = set_of(spelled, names, 0)
     if text is None or len(names) > 1:
         return None
     form = form_of(text, 1)
     kind = REALS_SET if form.kind == EXPRESSION else form.kind
-    return replace(form, kind=kind, label=next(iter(names), ''))
+    with_and = set_of(spelled, names, 0, comma=r'\cap')
+    parts = form.parts if with_and is None or with_and == text else (form_of(with_and, 1),)
+    return replace(form, kind=kind, label=next(iter(names), ''), parts=parts)
 
 
-def set_of(text: str, names: set[str], depth: int) -> str | None:
-    """Return the set that a condition describes, as intervals, unions and complements; add its variable to `names`."""
+def set_of(text: str, names: set[str], depth: int, comma: str = r'\cup') -> str | None:
+    """Return the set that a condition describes, as intervals, unions and complements; add its variable to `names`.
+
+    `comma` is the sign for a comma between conditions.
+    """
     text = unwrapped(text)
     if depth >= MAX_DEPTH or not text:
         return None
@@ -403,8 +412,8 @@ def set_of(text: str, names: set[str], depth: int) -> str | None:
         return LINE
     if builder := SET_BUILDER.fullmatch(text):
         names.add(builder['name'])
-        return set_of(builder['condition'], names, depth + 1)
-    # A comma between conditions means `or`, unless one of them is an exception: x > 0, x \ne 1.
+        return set_of(builder['condition'], names, depth + 1, comma)
+    # With an exception among the conditions a comma means `and`: x > 0, x \ne 1.
     for pattern in (OR, AND, COMMA):
         pieces, marks = split_outside(text, pattern)
         if not marks:
@@ -412,8 +421,8 @@ def set_of(text: str, names: set[str], depth: int) -> str | None:
         if pattern is COMMA:
             pieces = with_exceptions(pieces)
         are_exceptions = any(NOT_EQUAL.search(piece) or is_of_reals(piece) for piece in pieces)
-        sets = [set_of(piece, names, depth + 1) for piece in pieces]
-        sign = r'\cup' if pattern is OR or (pattern is COMMA and not are_exceptions) else r'\cap'
+        sets = [set_of(piece, names, depth + 1, comma) for piece in pieces]
+        sign = {OR: r'\cup', AND: r'\cap', COMMA: r'\cap' if are_exceptions else comma}[pattern]
         return None if None in sets else sign.join(f'({found})' for found in sets)
     return set_of_one(text, names, depth)
 
@@ -632,6 +641,9 @@ def answers_equal(algebra: Algebra, first: str, second: str) -> bool:
     if first.split() == second.split():
         return True
     forms = forms_of(first), forms_of(second)
+    if all(form[-1:] and form[-1].kind == REALS_SET for form in forms):
+        # As lists of conditions they would be equal whatever joins these: x > 2 or x < 5, x > 2 and x < 5.
+        forms = forms[0][-1:], forms[1][-1:]
     return any(same(algebra, one, other) for one in forms[0] for other in forms[1])
 
 
@@ -647,7 +659,7 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
         return lists_equal(algebra, one, other)
     if REALS_SET in kinds:
         both_sets = all(form.kind == REALS_SET or is_interval(form) for form in (one, other))
-        return both_sets and algebra(one.text, other.text)
+        return both_sets and algebra(set_meant(algebra, one), set_meant(algebra, other))
     if '::' in (one.ends, other.ends) and not is_time(one) * is_time(other):
         return ratios_equal(algebra, one, other)
     if kinds == {RELATION, EXPRESSION} or kinds == {RELATION, NUMBER}:
@@ -663,6 +675,15 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
     if one.kind == RELATION and one.ends == other.ends == '=' and algebra(written(one.text), written(other.text)):
         return True
     return one.ends == other.ends and in_order(algebra, one.parts, other.parts)
+
+
+def set_meant(algebra: Algebra, form: Form) -> str:
+    """Return a set of real numbers in intervals. Commas mean `and` if every number met one of the conditions they join.
+
+    So x > 2, x < 5 is the interval between the two, but x < 2, x > 5 the union of two rays.
+    """
+    depends_on_commas = form.kind == REALS_SET and bool(form.parts)
+    return form.parts[0].text if depends_on_commas and algebra(form.text, LINE) else form.text
 
 
 def is_interval(form: Form) -> bool:
