@@ -11,28 +11,25 @@ import gc
 import hashlib
 import json
 import logging
-import os
-import platform
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote
 
 import torch
 from composer.core import Engine
 from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
+from llmfoundry_gauntlet.composer.claims import Claim, Claims
 from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, hardware_of, opened, run_settings
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
-from llmfoundry_gauntlet.composer.progress import repeated
 from llmfoundry_gauntlet.composer.records import on_first_rank
 from llmfoundry_gauntlet.config.settings import CHAT, decode_settings
 from llmfoundry_gauntlet.data.stores import Store
@@ -43,7 +40,6 @@ from llmfoundry_gauntlet.types import TrainingPoint
 
 log = logging.getLogger(__name__)
 
-RENEWALS = 5  # per expiry time
 COMPARED = (  # settings that must match existing records
     *('semantics', 'fewshot', 'subset_items', 'time_budget', 'precision_target', 'truncation', 'max_seq_len'),
     *('apply_chat_template', *CHAT, 'reasoning_markers'),
@@ -72,78 +68,6 @@ class WatchSettings:
     settle_seconds: float = 5.0
     expires_seconds: float = 600.0
     stop_seconds: float | None = None
-
-
-class Claims:
-    """The claims on checkpoints in a folder. All methods raise StoreError.
-
-    Claims on a version of a checkpoint are numbered, and the last one is valid. Only one watcher can create the next.
-    """
-
-    def __init__(self, store: Store, *, expires_seconds: float) -> None:
-        self.store = store
-        self.expires_seconds = expires_seconds
-        self.owner = f'{platform.node()}:{os.getpid()}'
-        self.names: list[str] = []  # as of the last `refresh`
-
-    def refresh(self) -> None:
-        """List the claims."""
-        self.names = [file.name for file in self.store.files()]
-
-    def is_overwritten(self, checkpoint: Checkpoint) -> bool:
-        """Return whether a checkpoint has claims, but only on earlier versions."""
-        is_known = any(name.startswith(f'{quote(checkpoint.name, safe="")}@') for name in self.names)
-        return is_known and f'{stem_of(checkpoint)}.0.json' not in self.names
-
-    def owner_of(self, checkpoint: Checkpoint) -> tuple[str | None, float]:
-        """Return owner (host:pid) and expiry (Unix time, 0 once released) of the last claim; (None, 0) without one."""
-        if not (number := self._count(checkpoint)):
-            return None, 0.0
-        name = f'{stem_of(checkpoint)}.{number - 1}.json'
-        for wait_seconds in (1.0, 0.0):  # it may be partially written
-            try:
-                claim = json.loads(self.store.read(name))
-                return str(claim['owner']), float(claim['expires'])
-            except (ValueError, TypeError, LookupError):
-                time.sleep(wait_seconds)
-        log.warning('%s/%s: is not a claim; it counts as expired', self.store.uri, name)
-        return 'unknown', 0.0
-
-    @contextmanager
-    def held(self, checkpoint: Checkpoint) -> Iterator[bool]:
-        """Create a claim, renew it in a thread and release it at the end; yield `False` if another watcher was faster.
-
-        The previous claim must be released or expired. A claim that can no longer be renewed expires.
-        """
-        name = f'{stem_of(checkpoint)}.{self._count(checkpoint)}.json'
-
-        def content(seconds: float) -> bytes:
-            expires = time.time() + seconds if seconds else 0.0
-            return json.dumps({'owner': self.owner, 'expires': expires}).encode()
-
-        def write(seconds: float) -> None:
-            try:
-                self.store.write(name, content(seconds))
-            except StoreError as error:
-                log.warning('%s; claim not updated', error)
-
-        seconds = self.expires_seconds
-        if not self.store.create(name, content(seconds)):
-            yield False
-            return
-        try:
-            with repeated(partial(write, seconds), seconds / RENEWALS, 'claim'):
-                yield True
-        finally:
-            write(0.0)
-
-    def _count(self, checkpoint: Checkpoint) -> int:
-        return sum(name.startswith(f'{stem_of(checkpoint)}.') for name in self.names)
-
-
-def stem_of(checkpoint: Checkpoint) -> str:
-    """Return the name of a checkpoint's claim files without number and suffix."""
-    return f'{quote(checkpoint.name, safe="")}@{checkpoint.version}'
 
 
 def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
@@ -250,15 +174,15 @@ class Watcher:
                 self.not_before[checkpoint] = self.last_activity + self.options.settle_seconds
             if self.states[checkpoint][0] in (DONE, DAMAGED):
                 continue
-            owner, expires = self.claims.owner_of(checkpoint)
+            claim = self.claims.last(checkpoint)
             folder = self.folder(checkpoint)
-            if time.time() < expires:
-                self.report(checkpoint, RUNNING, f'by {owner}')
+            if claim is not None and claim.is_valid:
+                self.report(checkpoint, RUNNING, f'by {claim.owner}, claim expires at {clock(claim)} unless renewed')
             elif (folder / RESULTS).is_file() and not self.claims.is_overwritten(checkpoint):
                 check_recorded(folder, self.identity)
                 self.report(checkpoint, DONE, str(folder))
             else:
-                self.states[checkpoint] = WAITING, f': taken over from {owner}' if expires else ''
+                self.states[checkpoint] = WAITING, '' if claim is None else taken_over(claim)
 
     def folder(self, checkpoint: Checkpoint) -> Path:
         """Return the folder for the records of a checkpoint: `ba{batch}`, or its name if that contains no batch."""
@@ -289,6 +213,18 @@ class Watcher:
     def table(self) -> list[tuple[str, str, str]]:
         """Return name, state and detail of each checkpoint, oldest first."""
         return [(checkpoint.name, *self.states[checkpoint]) for checkpoint in reversed(self.checkpoints)]
+
+
+def clock(claim: Claim) -> str:
+    """Return the time of day at which a claim expires."""
+    return time.strftime('%H:%M:%S', time.localtime(claim.expires))
+
+
+def taken_over(claim: Claim) -> str:
+    """Return from whom a checkpoint is taken over, as the end of a line of the log; '' after a claim's release."""
+    if not claim.expires:
+        return ''
+    return f': taken over from {claim.owner}, {"which has ended" if claim.is_abandoned else "whose claim has expired"}'
 
 
 def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:

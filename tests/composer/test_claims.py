@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import object_store
@@ -14,7 +19,8 @@ import tiny
 from object_store import S3Server
 
 from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
-from llmfoundry_gauntlet.composer.watch import Claims, Watcher, WatchSettings
+from llmfoundry_gauntlet.composer.claims import Claims, this_process
+from llmfoundry_gauntlet.composer.watch import Watcher, WatchSettings
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.stores import Store, StoredFile
 from llmfoundry_gauntlet.evaluation.inputs import load_data
@@ -46,17 +52,24 @@ def claims_in(place: str, *, expires: float = 60.0) -> Claims:
     return claims
 
 
+def last_of(claims: Claims) -> tuple[str, float]:
+    """Return owner and expiry of the last claim on ONE."""
+    claim = claims.last(ONE)
+    assert claim is not None
+    return claim.owner, claim.expires
+
+
 def test_a_claim_excludes_other_watchers_until_it_is_released(place: str):
     first, second = claims_in(place), claims_in(place)
     with first.held(ONE) as is_held, second.held(ONE) as is_held_too:  # the second has not refreshed since
         assert is_held and not is_held_too
         second.refresh()
-        owner, expires = second.owner_of(ONE)
-        assert owner == first.owner and time.time() < expires
+        claim = second.last(ONE)
+        assert claim is not None and claim.owner == first.owner and claim.is_valid
         assert [second.is_overwritten(one) for one in (ONE, OVERWRITTEN, ANOTHER)] == [False, True, False]
-        assert second.owner_of(OVERWRITTEN) == second.owner_of(ANOTHER) == (None, 0.0)
+        assert second.last(OVERWRITTEN) is second.last(ANOTHER) is None
     second.refresh()
-    assert second.owner_of(ONE) == (first.owner, 0.0)
+    assert last_of(second) == (first.owner, 0.0)
     with second.held(ONE) as is_held:
         assert is_held
 
@@ -68,11 +81,36 @@ def test_a_claim_is_renewed_while_it_is_held_and_an_unreadable_one_has_expired(p
         watching.refresh()
         end = time.monotonic() + 60.0
         while len(expiries) < 3 and time.monotonic() < end:
-            expiries.add(watching.owner_of(ONE)[1])
+            expiries.add(last_of(watching)[1])
             time.sleep(0.1)
         assert len(expiries) == 3 and min(expiries) > time.time() - 2.0
     watching.store.write(f'{STEM}.0.json', b'[1, 2')
-    assert watching.owner_of(ONE) == ('unknown', 0.0)
+    assert last_of(watching) == ('unknown', 0.0)
+
+
+def test_a_process_has_ended_only_if_that_is_certain():
+    """A process id that is free in this namespace may be in use on another machine, or in another container.
+
+    Mutations: an id that another process has now counts as the process that ended; so does one of another container.
+    """
+    own = this_process()
+    assert own is not None
+    sleeper = subprocess.Popen(['sleep', '1000'])
+    theirs = replace(own, pid=sleeper.pid, started=started_of(sleeper.pid))
+    assert not own.has_ended and not theirs.has_ended
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it has ended, but its parent has not noticed
+    assert theirs.has_ended
+    sleeper.wait()
+    assert theirs.has_ended
+    assert replace(own, started=own.started - 1).has_ended  # its number was given to this process
+    for elsewhere in ({'host': 'other'}, {'boot': 'other'}, {'namespace': 'pid:[1]'}):
+        assert not replace(theirs, **elsewhere).has_ended
+
+
+def started_of(pid: int) -> int:
+    """Return the 22nd field of a process's line in /proc (proc(5)); the name `sleep` has no spaces."""
+    return int(Path(f'/proc/{pid}/stat').read_text().split()[21])
 
 
 def watcher_of(folder: Path, **settings: str) -> Watcher:
@@ -122,6 +160,60 @@ def test_the_newest_checkpoint_without_a_valid_claim_is_next(tmp_path: Path, cap
         assert other.claim(newest, stack) is not None
         assert next_batch(watcher) == 2
     assert next_batch(watcher) == 2, 'not again after another watcher has tried'
+
+
+HOLDING = """
+import sys, time
+from contextlib import ExitStack
+from pathlib import Path
+from test_claims import watcher_of
+watcher = watcher_of(Path(sys.argv[1]))
+with ExitStack() as stack:
+    watcher.claim(watcher.next_step(), stack)
+    print('claimed', flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.slow
+def test_only_one_watcher_takes_over_from_a_killed_one_and_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """The claim would expire in ten minutes. Mutation: an abandoned claim is valid."""
+    caplog.set_level('INFO', 'llmfoundry_gauntlet')
+    write(tmp_path, 2)
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, '-c', HOLDING, str(tmp_path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, 'PYTHONPATH': paths})
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == 'claimed\n'
+        one, two = watcher_of(tmp_path), watcher_of(tmp_path)
+        assert next_batch(one) is None
+        (held,) = one.checkpoints
+        claim = one.claims.last(held)
+        assert claim is not None
+        until = time.strftime('%H:%M:%S', time.localtime(claim.expires))
+        assert f'running by {claim.owner}, claim expires at {until} unless renewed' in caplog.text
+        holder.send_signal(signal.SIGKILL)
+    assert next_batch(one) == next_batch(two) == 2
+    with ExitStack() as stack:
+        assert one.claim(held, stack) is not None
+        assert two.claim(held, stack) is None
+        assert f'taken over from {claim.owner}, which has ended' in caplog.messages[-1]
+        assert next_batch(two) is None
+
+
+def test_a_claim_of_an_earlier_or_later_version_goes_by_its_expiry_time(tmp_path: Path):
+    write(tmp_path, 2)
+    watcher = watcher_of(tmp_path)
+    found = watcher.next_step()
+    assert isinstance(found, Checkpoint)
+    with ExitStack() as stack:
+        watcher.claim(found, stack)
+    (path,) = (tmp_path / 'checkpoints/.gauntlet').glob('*/*.0.json')
+    for process in ({}, {'process': None}, {'process': {'host': 'here', 'cgroup': 7}}):
+        path.write_text(json.dumps({'owner': 'someone:1', 'expires': time.time() + 60.0, **process}))
+        assert next_batch(watcher) is None
+        path.write_text(json.dumps({'owner': 'someone:1', 'expires': time.time() - 1.0, **process}))
+        assert next_batch(watcher) == 2
 
 
 def test_all_formats_are_found_and_their_records_are_in_folders_named_by_batch_or_by_checkpoint(tmp_path: Path):
