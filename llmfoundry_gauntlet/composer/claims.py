@@ -6,6 +6,7 @@ ended, for instance by SIGKILL; all others wait until the claim expires.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -26,6 +27,8 @@ from llmfoundry_gauntlet.errors import StoreError
 log = logging.getLogger(__name__)
 
 RENEWALS = 5  # per expiry time
+LONGEST_NAME = 220  # bytes: with `@`, a version, a number and a suffix, a file name has at most 255
+SHOWN_OF_LONG_NAME = 150
 ENDED = ('Z', 'X')  # states of a process in /proc that has ended and that its parent has not noticed yet
 
 
@@ -139,7 +142,7 @@ class Claims:
 
     def is_overwritten(self, checkpoint: Checkpoint) -> bool:
         """Return whether a checkpoint has claims, but only on earlier versions."""
-        is_known = any(name.startswith(f'{quote(checkpoint.name, safe="")}@') for name in self.names)
+        is_known = any(name.startswith(f'{name_of(checkpoint)}@') for name in self.names)
         return is_known and f'{stem_of(checkpoint)}.0.json' not in self.names
 
     def last(self, checkpoint: Checkpoint) -> Claim | None:
@@ -190,4 +193,15 @@ class Claims:
 
 def stem_of(checkpoint: Checkpoint) -> str:
     """Return the name of a checkpoint's claim files without number and suffix."""
-    return f'{quote(checkpoint.name, safe="")}@{checkpoint.version}'
+    return f'{name_of(checkpoint)}@{checkpoint.version}'
+
+
+def name_of(checkpoint: Checkpoint) -> str:
+    """Return the name of a checkpoint as a part of a file name: a long one as its beginning and a digest.
+
+    Quoting takes three bytes for each byte of a letter that is not ASCII.
+    """
+    name = quote(checkpoint.name, safe='')
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f'{name[:SHOWN_OF_LONG_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}'

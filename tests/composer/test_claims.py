@@ -113,6 +113,19 @@ def started_of(pid: int) -> int:
     return int(Path(f'/proc/{pid}/stat').read_text().split()[21])
 
 
+def test_names_of_any_length_and_script_have_claims(place: str):
+    """A name of 255 bytes on disk has 765 when its letters are quoted."""
+    names = [f'{"ж" * 100}-ba{batch}-rank0.pt' for batch in (2, 4)]
+    long, other = map(checkpoint, names)
+    claims = claims_in(place)
+    with claims.held(long) as is_held:
+        assert is_held
+    claims.refresh()
+    assert claims.last(long) is not None and claims.last(other) is None
+    overwritten = [checkpoint(name, version='v2') for name in names]
+    assert [claims.is_overwritten(one) for one in overwritten] == [True, False]
+
+
 def watcher_of(folder: Path, **settings: str) -> Watcher:
     """Return a watcher of a folder whose checkpoints are files without content."""
     settings = {**tiny.write_tasks(folder), **settings}
