@@ -18,7 +18,7 @@ from composer.models import HuggingFaceModel
 from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.journal import SharedJournal
-from llmfoundry_gauntlet.composer.progress import Work, meet
+from llmfoundry_gauntlet.composer.progress import GENERATION, SCORING, BatchWork, Work, meet
 from llmfoundry_gauntlet.composer.runner import PLAN, ModelRunner
 from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, assign_continuous_batches
@@ -101,7 +101,7 @@ class EvaluationLoader:
         """Yield this rank's steps of one evaluation."""
         self.started = time.perf_counter()
         self._drop_unfinished()
-        self.work = Work(num_steps=1)
+        self.work = Work(num_steps=1, earlier_paces=self.work.paces(time.monotonic()))
         self.results, self.evaluation, self.is_complete = {}, None, False
         self.busy_seconds = dict.fromkeys(self.everything.tasks, 0.0)
         with self.opening():
@@ -137,11 +137,12 @@ class EvaluationLoader:
         )
         generations = everyones[dist.get_global_rank()]
         mine: list[Batch | ContinuousBatch] = [*batches, *generations]
-        self.work.add(num_requests(wanted), num_requests(mine), sum(part.cost for part in mine))
+        works = [work_of(part) for part in mine]
+        self.work.add(num_requests(wanted), works)
         self.work.num_steps += len(mine) + self.runs_programs
-        yield from self._scoring(batches, suspects)
-        for generating in generations:
-            yield self._step(partial(self._generate, generating), generating)
+        yield from self._scoring(batches, works[: len(batches)], suspects)
+        for generating, work in zip(generations, works[len(batches) :], strict=True):
+            yield self._step(partial(self._generate, generating, work), generating, work)
         if self.runs_programs:
             yield self._step(self._collect)
         found = {key for keys in dist.all_gather_object(list(suspects)) for key in keys}
@@ -154,13 +155,15 @@ class EvaluationLoader:
             alone = plan(again, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=self.runner.language_model.rotary)
             rerun = self._share(self._unfinished(alone, also_suspects=True))
             self.work.num_steps += len(rerun)
-            yield from self._scoring(rerun, None)
+            yield from self._scoring(rerun, [None] * len(rerun), None)
 
-    def _scoring(self, batches: Sequence[Batch], suspects: Results | None) -> Iterator[Step]:
+    def _scoring(
+        self, batches: Sequence[Batch], works: Sequence[BatchWork | None], suspects: Results | None
+    ) -> Iterator[Step]:
         """Yield the steps that score these batches. Non-finite results go to `suspects`, if given, to be rerun."""
-        for batch, following in pairwise([*batches, None]):
+        for (batch, following), work in zip(pairwise([*batches, None]), works, strict=True):
             assert batch is not None
-            yield self._step(partial(self._score, batch, following, suspects), batch)
+            yield self._step(partial(self._score, batch, following, suspects), batch, work)
 
     def _find_subset(self, budget: TimeBudget) -> Iterator[Step]:
         """Yield the steps of rounds with more and more items until the time budget has found its subset."""
@@ -204,6 +207,7 @@ class EvaluationLoader:
 
     def stop(self) -> None:
         """Clean up after an evaluation that has finished or failed."""
+        self.work.begin(None, time.monotonic())  # the training that follows is no part of its pace
         if self.steps is not None:
             self.steps.close()  # an evaluation that failed is in the middle of its context
         self.opening, self.steps = nullcontext, None
@@ -229,20 +233,31 @@ class EvaluationLoader:
             raise RuntimeError('the first step, which makes the plan, was not run')
         return self.planned
 
-    def _step(self, run: Callable[[], Results], part: Batch | ContinuousBatch | None = None) -> Step:
-        return Step(loader=self, run=partial(self._timed, run, part))
+    def _step(
+        self,
+        run: Callable[[], Results],
+        part: Batch | ContinuousBatch | None = None,
+        work: BatchWork | None = None,
+    ) -> Step:
+        return Step(loader=self, run=partial(self._timed, run, part, work))
 
-    def _timed(self, run: Callable[[], Results], part: Batch | ContinuousBatch | None) -> Results:
+    def _timed(
+        self,
+        run: Callable[[], Results],
+        part: Batch | ContinuousBatch | None,
+        work: BatchWork | None,
+    ) -> Results:
         """Run a step, store its results and split its time among the tasks of its batch, if it has one."""
         start = time.perf_counter()
+        self.work.begin(None if work is None else work.kind, time.monotonic())
         requests: Sequence[Request] = () if part is None else part.requests
         self.num_steps, self.requests = self.num_steps + 1, requests
         self.work.task = requests[0].key.task if requests else ''
         results = run()
         self.results.update(results)
         self.num_steps, self.requests = self.num_steps + 1, ()
-        self.work.num_done += len(requests)
-        self.work.cost_done += 0.0 if part is None else part.cost
+        if work is not None:
+            work.progress.of_cost = work.progress.of_requests = 1.0
         seconds = time.perf_counter() - start
         sizes = list(map(size_of, requests))
         whole = sum(sizes)
@@ -322,14 +337,14 @@ class EvaluationLoader:
             results = {key: result for key, result in results.items() if key not in not_finite}
         return self._keep(results, self.journal)
 
-    def _generate(self, batch: ContinuousBatch) -> Results:
+    def _generate(self, batch: ContinuousBatch, work: BatchWork) -> Results:
         """Generate a batch and return its results, except for programs, which run in the background until `_collect`.
 
         Ranks wait for each other afterwards, because the duration of generations cannot be predicted.
         """
         if self.runner.generator is None:
             raise RuntimeError('the first step, which probes the model, was not run')
-        outputs = self.runner.generator.generate(batch)
+        outputs = self.runner.generator.generate(batch, work.progress)
         tasks = self.prepared.tasks
         programs = [one for one in outputs if tasks[one.key.task].runs_programs]
         if programs:
@@ -380,6 +395,12 @@ class EvaluationLoader:
             wall_seconds = time.perf_counter() - self.started
             self.evaluation = conclude(planned, results, share_seconds(wall_seconds, busy))
         return self.evaluation
+
+
+def work_of(part: Batch | ContinuousBatch) -> BatchWork:
+    """Return the work of a batch, none of which is done yet."""
+    kind = GENERATION if isinstance(part, ContinuousBatch) else SCORING
+    return BatchWork(kind=kind, num_items=len(part.requests), cost=part.cost)
 
 
 def num_requests(parts: Sequence[Batch | ContinuousBatch]) -> int:

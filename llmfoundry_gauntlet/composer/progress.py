@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TextIO
 
 import torch
@@ -25,11 +26,22 @@ from composer.utils import dist
 from torch.distributed import DistError
 from tqdm import tqdm
 
+from llmfoundry_gauntlet.engine.continuous import BatchProgress
+
 log = logging.getLogger(__name__)
 
 LINE_SECONDS = 30.0
 BAR_SECONDS = 0.5
 NUM_TASK = 40  # characters shown of a task's name
+
+# The kinds of work, in the order in which an evaluation begins them.
+SCORING = 'scoring'
+GENERATION = 'generation'
+KINDS = (SCORING, GENERATION)
+# Until generation has been measured, a token of its cost is assumed to take this much longer than one of scoring
+# (3 to 4 for models of 1 and 10 million parameters on a CPU).
+GENERATION_PACE = 4.0
+ASSUMED_SHARE = 0.1  # of the work of a kind, during which its assumed pace gives way to the measured one
 
 # Of the watchdog.
 POLL_SECONDS = 2.0  # at most
@@ -41,38 +53,96 @@ STDERR = 2  # file descriptor, as sys.stderr may be replaced
 MEETINGS = itertools.count(1)
 
 
+@dataclass(slots=True, kw_only=True)
+class BatchWork:
+    """The work of one batch: its kind, `SCORING` or `GENERATION`, its items, and its cost in tokens."""
+
+    kind: str
+    num_items: int
+    cost: float
+    progress: BatchProgress = field(default_factory=BatchProgress)
+
+
 @dataclass(slots=True)
 class Work:
-    """The work of an evaluation and this rank's progress; all 0 before the plan is made.
+    """The work of an evaluation and this rank's progress; without batches before the plan is made.
 
-    `num_items` counts the items of all ranks, `num_own` and `num_done` this rank's, `num_steps` its steps as far as
-    known. Costs are this rank's, in tokens. Ranks run steps of similar cost at the same time, so this rank's progress
-    represents that of all.
+    `num_items` counts the items of all ranks, `batches` are this rank's, `num_steps` its steps as far as known. Ranks
+    run steps of similar cost at the same time, so this rank's progress represents that of all. `spans` are the kinds of
+    work that this rank has begun, in order, with the times on `time.monotonic`; None is other work, such as probing.
+    `earlier_paces` are those of the evaluation before, by kind.
+
+    The reporting thread reads while the evaluation runs: lists only grow, and each value is set in one piece.
     """
 
     num_steps: int = 0
     num_items: int = 0
-    num_own: int = 0
-    num_done: int = 0
-    cost: float = 0.0
-    cost_done: float = 0.0
+    batches: list[BatchWork] = field(default_factory=list)
+    spans: list[tuple[str | None, float]] = field(default_factory=list)
+    earlier_paces: Mapping[str, float] = field(default_factory=dict)
     task: str = ''  # of the current step
 
-    def add(self, num_items: int, num_own: int, cost: float) -> None:
-        """Add planned work."""
+    def add(self, num_items: int, batches: Sequence[BatchWork]) -> None:
+        """Add planned work: the items of all ranks, and the batches of this rank."""
         self.num_items += num_items
-        self.num_own += num_own
-        self.cost += cost
+        self.batches += batches
+
+    def begin(self, kind: str | None, now: float) -> None:
+        """Note that work of a kind begins, unless it goes on."""
+        if not self.spans or self.spans[-1][0] != kind:
+            self.spans.append((kind, now))
+
+    def cost(self, kind: str | None = None) -> float:
+        """Return the cost of the work of a kind, or of all."""
+        return sum(batch.cost for batch in self.batches if kind in (None, batch.kind))
+
+    def cost_done(self, kind: str | None = None) -> float:
+        """Return the cost of the work of a kind, or of all, that is done."""
+        return sum(batch.cost * batch.progress.of_cost for batch in self.batches if kind in (None, batch.kind))
 
     @property
     def share(self) -> float:
         """Return the fraction of work done, 0 to 1."""
-        return min(1.0, self.cost_done / self.cost) if self.cost else 0.0
+        cost = self.cost()
+        return min(1.0, self.cost_done() / cost) if cost else 0.0
 
     @property
     def num_finished(self) -> int:
         """Return the estimated number of finished items on all ranks."""
-        return round(self.num_items * self.num_done / self.num_own) if self.num_own else 0
+        num_own = sum(batch.num_items for batch in self.batches)
+        num_done = sum(batch.num_items * batch.progress.of_requests for batch in self.batches)
+        return round(self.num_items * num_done / num_own) if num_own else 0
+
+    def seconds(self, kind: str, now: float) -> float:
+        """Return the time spent on work of a kind until `now`."""
+        spans = [*self.spans, (None, now)]
+        return sum(end - begun for (its_kind, begun), (_, end) in pairwise(spans) if its_kind == kind)
+
+    def paces(self, now: float) -> dict[str, float]:
+        """Return the seconds per token of each kind of work whose pace is known.
+
+        The measured pace of a kind begins as the one before, for a small part of its work, lest the time left jumps.
+        """
+        paces: dict[str, float] = {}
+        for kind in KINDS:
+            weight = 0.0
+            before = self.earlier_paces.get(kind)
+            if before is None and kind == GENERATION and SCORING in paces:
+                before = GENERATION_PACE * paces[SCORING]
+            if before is not None:
+                weight = ASSUMED_SHARE * self.cost(kind)
+            cost = self.cost_done(kind) + weight
+            if cost:
+                paces[kind] = (self.seconds(kind, now) + weight * (before or 0.0)) / cost
+        return paces
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the estimated time left, None as long as nothing is known about the pace of some work."""
+        paces = self.paces(now)
+        left = {kind: self.cost(kind) - self.cost_done(kind) for kind in KINDS}
+        if any(cost > 0 and kind not in paces for kind, cost in left.items()):
+            return None
+        return sum(cost * paces[kind] for kind, cost in left.items() if cost > 0)
 
 
 @contextlib.contextmanager
@@ -101,11 +171,11 @@ def progress_report(
 
     On a terminal draw a bar and remove it at the end; elsewhere log a line every `line_seconds`.
     """
-    started, stream = time.monotonic(), stream or sys.stderr
+    stream = stream or sys.stderr
     if not is_terminal(stream):
 
         def write_line() -> None:
-            described = describe(work(), time.monotonic() - started)
+            described = describe(work(), time.monotonic())
             log.info('%s: %.0f%%, %s', title, 100 * work().share, described)
 
         with repeated(write_line, line_seconds, 'gauntlet-progress'):
@@ -116,7 +186,7 @@ def progress_report(
 
         def draw() -> None:
             bar.n = 100 * work().share
-            bar.set_postfix_str(describe(work(), time.monotonic() - started))
+            bar.set_postfix_str(describe(work(), time.monotonic()))
 
         with repeated(draw, BAR_SECONDS, 'gauntlet-progress'):
             yield
@@ -127,15 +197,17 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
 
 
-def describe(work: Work, seconds: float) -> str:
-    """Describe the progress of work begun `seconds` ago and the estimated time left."""
-    if not work.cost:
+def describe(work: Work, now: float) -> str:
+    """Describe the progress of work and the estimated time left; `now` is the time on `time.monotonic`."""
+    if not work.batches:
         return 'probing the model'
     parts = [f'{work.num_finished} of {work.num_items} items']
-    if work.cost_done and seconds:
+    seconds = sum(work.seconds(kind, now) for kind in KINDS)
+    if work.share and seconds:
         parts.append(f'{work.num_finished / seconds:.3g} items/s')
-    if work.cost_done and work.share < 1:
-        parts.append(f'{tqdm.format_interval(seconds * (1 - work.share) / work.share)} left')
+    seconds_left = work.seconds_left(now)
+    if work.share < 1 and seconds_left is not None:
+        parts.append(f'{tqdm.format_interval(seconds_left)} left')
     if work.task:
         parts.append(work.task if len(work.task) <= NUM_TASK else f'{work.task[: NUM_TASK - 3]}...')
     return ', '.join(parts)

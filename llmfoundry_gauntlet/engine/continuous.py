@@ -57,6 +57,47 @@ class ContinuousBatch:
         return max((request.length for request in self.requests), default=0)
 
 
+@dataclass(slots=True)
+class BatchProgress:
+    """The shares of a batch's cost and of its requests that are done, 0 to 1. Another thread may read them."""
+
+    of_cost: float = 0.0
+    of_requests: float = 0.0
+
+
+class GenerationProgress:
+    """Follow the progress of a continuous batch, in counts that the host has anyway.
+
+    A generation that has ended counts with all the tokens that it could have had, as the rest will not be run.
+    """
+
+    def __init__(self, requests: Sequence[GenerateRequest], progress: BatchProgress) -> None:
+        self.progress = progress
+        self.num_requests = len(requests)
+        self.whole_cost = sum(cost_so_far(request, request.max_new_tokens) for request in requests)
+        self.num_ended = 0
+        self.cost_of_ended = 0
+
+    def end(self, request: GenerateRequest) -> None:
+        """Count a request whose generation has ended."""
+        self.num_ended += 1
+        self.cost_of_ended += cost_so_far(request, request.max_new_tokens)
+
+    def update(self, running: Iterable[tuple[GenerateRequest, int]]) -> None:
+        """Set the progress, given the running requests with their numbers of generated tokens.
+
+        It never falls: after running out of memory, generations begin again.
+        """
+        cost = self.cost_of_ended + sum(cost_so_far(request, num_tokens) for request, num_tokens in running)
+        self.progress.of_cost = max(self.progress.of_cost, cost / self.whole_cost)
+        self.progress.of_requests = self.num_ended / self.num_requests
+
+
+def cost_so_far(request: GenerateRequest, num_generated: int) -> int:
+    """Return the cost of a request in prompt tokens, once it has generated this many tokens."""
+    return len(request.context) + STEP_COST * num_generated
+
+
 def plan_continuous_batches(
     requests: Sequence[GenerateRequest],
     *,

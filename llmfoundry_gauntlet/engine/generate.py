@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from llmfoundry_gauntlet.engine.attention import to_device
-from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, is_family
+from llmfoundry_gauntlet.engine.continuous import BatchProgress, ContinuousBatch, GenerationProgress, is_family
 from llmfoundry_gauntlet.engine.decoding import (
     NO_CACHE,
     PROMPT_STREAM,
@@ -90,26 +90,30 @@ class TextGenerator(DecodingModel):
         finally:
             self.layout, self.choose, self.decoder, self.usage = before
 
-    def generate(self, batch: ContinuousBatch) -> list[Generation]:
-        """Return the generations of a batch, in the order of its requests; equal greedy requests share one."""
+    def generate(self, batch: ContinuousBatch, progress: BatchProgress | None = None) -> list[Generation]:
+        """Return the generations of a batch, in the order of its requests; equal greedy requests share one.
+
+        `progress` is kept up to date meanwhile.
+        """
         names = first_of_equal(batch.requests)
         distinct = tuple(request for request in batch.requests if names[request.key] == request.key)
-        done = {generation.key: generation for generation in self.run(replace(batch, requests=distinct))}
+        done = {generation.key: generation for generation in self.run(replace(batch, requests=distinct), progress)}
         return [replace(done[first], key=key) for key, first in names.items()]
 
     @torch.no_grad()
-    def run(self, batch: ContinuousBatch) -> list[Generation]:
-        """Return a generation for every request of a batch, in their order.
+    def run(self, batch: ContinuousBatch, progress: BatchProgress | None = None) -> list[Generation]:
+        """Return a generation for every request of a batch, in their order. `progress` is kept up to date meanwhile.
 
         If the device runs out of memory, fewer slots are used, from then on as well. Raise ModelError if a single
         sequence does not fit, or if ranks run in step.
         """
         done: dict[ItemKey, Generation] = {}
+        progress = progress or BatchProgress()
         while True:
             num_slots = min(batch.num_slots, self.most_slots or batch.num_slots)
             try:
                 with self.language_model.rotary_length(batch.rope_length):
-                    DecodingLoop(self, batch, num_slots, done).run()
+                    DecodingLoop(self, batch, num_slots, done, progress).run()
                 return [done[request.key] for request in batch.requests]
             except torch.OutOfMemoryError as error:
                 failure = str(error)
@@ -145,11 +149,18 @@ def first_of_equal(requests: Sequence[GenerateRequest]) -> dict[ItemKey, ItemKey
 class DecodingLoop:
     """Decode one continuous batch, at most `num_slots` requests at a time. Finished generations go to `done`.
 
+    `progress` is updated at each iteration.
+
     Each iteration makes exactly one forward, so that the ranks of a sharded model stay in step.
     """
 
     def __init__(
-        self, generator: TextGenerator, batch: ContinuousBatch, num_slots: int, done: dict[ItemKey, Generation]
+        self,
+        generator: TextGenerator,
+        batch: ContinuousBatch,
+        num_slots: int,
+        done: dict[ItemKey, Generation],
+        progress: BatchProgress,
     ) -> None:
         self.generator = generator
         self.batch = batch
@@ -159,6 +170,10 @@ class DecodingLoop:
         if not generator.caches and batch.requests:
             self.num_slots = max(1, min(num_slots, batch.tokens_per_batch // batch.longest))
         left = [request for request in batch.requests if request.key not in done]
+        self.progress = GenerationProgress(batch.requests, progress)
+        for request in batch.requests:
+            if request.key in done:
+                self.progress.end(request)
         self.prompts = deque(
             Prompt(context=same[0].context, waiting=deque(same))
             for same in (list(group) for _, group in groupby(left, key=lambda request: request.context.tobytes()))
@@ -182,6 +197,8 @@ class DecodingLoop:
                 self.step()
             else:
                 self.generator.take_part()
+            if self.batch.requests:
+                self.progress.update((slot.generation.request, len(slot.generation.ids)) for slot in self.slots)
         if self.cache is not None:
             self.generator.cached_bytes = self.cache.bytes_per_token
 
@@ -281,6 +298,7 @@ class DecodingLoop:
         for index, slot in enumerate(self.slots):
             while slot.generation.is_done:
                 self.done[slot.generation.request.key] = slot.generation.result()
+                self.progress.end(slot.generation.request)
                 following = self.following(index, slot)
                 if following is None:
                     leaving.append(index)

@@ -18,6 +18,7 @@ import torch
 from generations import LAYOUT_OF, generator_of, letters, request, tokens
 
 from llmfoundry_gauntlet.engine import kv_cache
+from llmfoundry_gauntlet.engine.continuous import BatchProgress
 from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM, Usage
 from llmfoundry_gauntlet.engine.logits import output_layer, uniform_draws
 from llmfoundry_gauntlet.errors import ModelError
@@ -248,6 +249,22 @@ def limit_rows(model: Any, most: int, after: int = 0) -> list[int]:
 
     model.register_forward_pre_hook(fail, with_kwargs=True)
     return sizes
+
+
+@every_layout
+def test_the_progress_of_a_batch_rises_to_one_while_it_runs(layout: str):
+    """Equal greedy requests share a generation and count all the same.
+
+    Mutations: no `update` in the loop; generations that end early do not count as whole.
+    """
+    model, progress, seen = networks.network(FAMILY_OF[layout]), BatchProgress(), []
+    model.register_forward_pre_hook(lambda *_: seen.append(progress.of_cost))
+    batch = generations.batch_of([*generations.mixed_requests(), *sampled_requests()])
+    generator_of(model, layout, end_ids=range(0, networks.VOCABULARY, 3)).generate(batch, progress)
+    seen.append(progress.of_cost)
+    in_run = seen[seen.index(0.0) :]
+    assert in_run == sorted(in_run) and len(set(in_run)) > len(in_run) / 2
+    assert (progress.of_cost, progress.of_requests) == (1.0, 1.0)
 
 
 @every_layout
