@@ -297,6 +297,8 @@ class ProgramEnd:
     def position(self, text: str) -> int | None:
         """Return where the program in a text ends, None if it may go on."""
         text = same_lines(text)
+        if self._has_no_end(text):
+            return None
         fence = first_fence(text, self.language)
         before = text if fence is None else text[:fence]
         code = masked(before, self.language)
@@ -321,9 +323,25 @@ class ProgramEnd:
             return True
         # A line at the left margin is looked at when it begins and when it ends, as each look reads the whole text.
         begins_or_ends_line = start == line_start or '\n' in text[start:]
-        if begins_or_ends_line and re.search(r'(?:^|\n)[^\s#]', touched_lines):
+        # In C++ and JavaScript only a program that defines the function anew ends before such a line.
+        may_end_before_line = self.language == PYTHON or self._may_define_function(text)
+        if begins_or_ends_line and may_end_before_line and re.search(r'(?:^|\n)[^\s#]', touched_lines):
             return True
         return self.language != PYTHON and '}' in text[start:] and text.count('}') > text.count('{')
+
+    def _has_no_end(self, text: str) -> bool:
+        """Return whether a text lacks what the end of any program needs. It is quick: nothing is lexed."""
+        if self._may_define_function(text):
+            return False
+        if self.language != PYTHON:
+            return '}' not in text
+        first = text.lstrip('\n')[:1]
+        begins_at_margin = bool(first) and not first.isspace() and first != '#'
+        return begins_at_margin and (text.startswith('\n') or not self.continues_line)
+
+    def _may_define_function(self, text: str) -> bool:
+        """Return whether the name of the function, or the export of a whole module, is anywhere in a text."""
+        return self.target in text or 'export' in text
 
     def __str__(self) -> str:
         return f'where the {self.language} program ends'
@@ -333,7 +351,9 @@ def first_fence(text: str, language: str) -> int | None:
     """Return the start of the first line that opens or closes a code block, outside strings and comments."""
     for fence in FENCE.finditer(text):
         # A JavaScript lexer takes the marks for a template literal, so there the line alone decides.
-        if language == JAVASCRIPT or masked(text, language)[fence.start('marks')] == fence['marks'][0]:
+        # The text up to the end of the line is enough, and is not lexed again when more has been generated.
+        place = fence.start('marks')
+        if language == JAVASCRIPT or masked(text[: fence.end() + 1], language)[place] == fence['marks'][0]:
             return fence.start()
     return None
 
