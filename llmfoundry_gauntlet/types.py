@@ -134,6 +134,10 @@ class ProgramStop(Protocol):
         """Return quickly whether the characters from `start` on may show that a program has ended."""
         ...
 
+    def gives_up(self, text: str, start: int) -> bool:
+        """Return whether generating may end, as the text up to and from `start` is plainly no program."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:

@@ -364,8 +364,9 @@ class OngoingGeneration:
         if begin is None:
             return False
         answer = text[begin:] if begin else text
-        if stop_position(answer, rule, max(0, known - begin - self._lookback)) is None:
-            return False
+        num_known = max(0, known - begin)
+        if stop_position(answer, rule, max(0, num_known - self._lookback)) is None:
+            return rule.program is not None and rule.program.gives_up(answer, num_known)
         return answer_stop(self._text(), rule, self.request.reasoning) is not None
 
     def _text(self) -> str:

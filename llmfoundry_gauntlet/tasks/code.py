@@ -154,7 +154,9 @@ class CodeTask(Task):
 
     def own_stops(self, stops: StopRule, content: CodeProblem) -> StopRule:
         """Return the end of the program that a row asks for."""
-        return stops if self.reference else replace(stops, program=program_end(self.program(content)))
+        if self.reference:
+            return stops
+        return replace(stops, program=program_end(self.program(content), in_chat=self.apply_chat_template))
 
     def sampling(self, variant: str | None) -> Sampling:
         """Return how tokens are sampled; the defaults are those of Composer 0.17. Temperature 0 is greedy."""

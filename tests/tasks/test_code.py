@@ -136,6 +136,58 @@ def test_completions_end_at_stops(language, text, kept):
     assert written(text, rule) == (kept, len(kept) < len(text))
 
 
+SENTENCE = 'Rome is a city\n'
+NO_PROGRAMS = {
+    'sentences': SENTENCE * 40,
+    'one line without an end': 'Rome is a city. ' * 100,
+    'one line after white space': ' Rome is a city.' * 100,
+    'sums': '1+2= 3\n4-1 = 3\n' * 20,
+    'letters': 'A: x y\nB:\n\n' * 20,
+    'sentences after a bracket': f' Rome (see\n{SENTENCE * 40}',
+}
+POSSIBLE_PROGRAMS = [
+    (PYTHON, f'{SENTENCE * 15}```python\ndef f(x):\n'),
+    (PYTHON, f'```\n{SENTENCE * 40}'),
+    (PYTHON, f'"""\n{SENTENCE * 40}'),
+    (PYTHON, 'Rome:\n\n' * 5 + 'def f(x):\n    return x\n'),
+    (PYTHON, 'x = 1\ny[0] += 2\ny.sort()\nfor z in y:\n    x += z\n' * 10 + 'return x\n'),
+    (PYTHON, 'names = {\n' + '1: "one",\n' * 20 + '}\nreturn names[x]\n'),
+    (PYTHON, '# Rome is a city\n' * 40),
+    (PYTHON, '    x += 1\n' * 200),
+    (CPP, 'int y = x;\ny++;\n' * 20),
+    (CPP, f'/*\n{SENTENCE * 40}'),
+    (JAVASCRIPT, 'let y = x\ny++;\n' * 20),
+    (JAVASCRIPT, '// Rome is a city\n' * 40),
+]
+
+
+@pytest.mark.parametrize('language', [PYTHON, CPP, JAVASCRIPT])
+@pytest.mark.parametrize('kind', NO_PROGRAMS)
+def test_a_completion_that_is_plainly_no_program_ends_early(language, kind):
+    text = NO_PROGRAMS[kind]
+    rule = stops_of(task(), language)
+    kept, is_done = written(text, rule)
+    assert is_done and 30 < len(kept) <= 1000 and text.startswith(kept)
+    assert cut_at_stops(text, rule) == text  # an answer from elsewhere is scored as it is
+    assert written(text, stops_of(replace(task(), apply_chat_template=True), language)) == (text, False)
+
+
+def test_sentences_after_another_function_end_a_completion():
+    kept, is_done = written(f'def g(x):\n    return x\n\n{SENTENCE * 40}', stops_of(task(), PYTHON))
+    assert is_done and kept.count(SENTENCE) == 16
+
+
+@pytest.mark.parametrize(('language', 'text'), POSSIBLE_PROGRAMS)
+def test_a_completion_that_may_become_a_program_goes_on(language, text):
+    assert written(text, stops_of(task(), language)) == (text, False)
+
+
+def stops_of(asked, language: str) -> StopRule:
+    """Return where generations end for a problem in a language."""
+    example = asked.parse({**ROW, 'language': language})
+    return asked.own_stops(asked.stops([example]), example)
+
+
 @pytest.mark.parametrize('language', [PYTHON, CPP, JAVASCRIPT])
 def test_stops_of_the_reference_are_composers_in_all_languages(language):
     reference = replace(task(), semantics='reference')
@@ -158,7 +210,7 @@ class Letters:
 def written(text: str, rule: StopRule) -> tuple[str, bool]:
     """Decode a completion letter by letter; return what is kept of it, and whether it ends early."""
     request = GenerateRequest(
-        key=ItemKey('t', 0), context=np.zeros(1, np.int32), max_new_tokens=1000, stops=rule, verbatim=True
+        key=ItemKey('t', 0), context=np.zeros(1, np.int32), max_new_tokens=3000, stops=rule, verbatim=True
     )
     ongoing = OngoingGeneration(request, GenerationDecoder(Letters()))
     for letter in text:

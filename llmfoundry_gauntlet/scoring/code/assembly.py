@@ -33,10 +33,13 @@ OF_CLASS = '{code}\n{name} = {function}\n'
 EXPORTED_FUNCTION = "typeof module.exports === 'function' ? module.exports : module.exports.{name}"
 
 
-def program_end(program: Program) -> ProgramEnd:
+def program_end(program: Program, *, in_chat: bool = False) -> ProgramEnd:
     """Return where a generation that completes this program ends."""
     return ProgramEnd(
-        language=program.language, target=program.function, continues_line=not program.prompt.endswith('\n')
+        language=program.language,
+        target=program.function,
+        continues_line=not program.prompt.endswith('\n'),
+        in_chat=in_chat,
     )
 
 

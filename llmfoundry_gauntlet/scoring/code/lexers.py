@@ -19,6 +19,7 @@ from pygments.lexers.javascript import JavascriptLexer
 from pygments.lexers.python import PythonLexer
 from pygments.token import Comment, Error, Punctuation, String
 
+from llmfoundry_gauntlet.scoring.code.digressions import MAX_LINE_CHARACTERS, is_digression
 from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON
 
 IN_STRING = '"'  # stands for every character of a string, the ends of its lines included
@@ -287,12 +288,14 @@ class ProgramEnd:
     code blocks ends only with the text, as a later block may hold a better program.
 
     A longer text has the same end: a generation that was stopped there is scored as one that was not.
-    `continues_line`: the prompt ends in the middle of a line.
+    `continues_line`: the prompt ends in the middle of a line. `in_chat`: the prompt is a message of a chat, so its
+    answer may introduce the program at any length.
     """
 
     language: str
     target: str
     continues_line: bool = False
+    in_chat: bool = False
 
     def position(self, text: str) -> int | None:
         """Return where the program in a text ends, None if it may go on."""
@@ -328,6 +331,16 @@ class ProgramEnd:
         if begins_or_ends_line and may_end_before_line and re.search(r'(?:^|\n)[^\s#]', touched_lines):
             return True
         return self.language != PYTHON and '}' in text[start:] and text.count('}') > text.count('{')
+
+    def gives_up(self, text: str, start: int) -> bool:
+        """Return whether a generation may end though its program does not: it is none, and its prompt no message.
+
+        Characters from `start` on are new. Only a model that is asked for more tokens uses this; a text is scored as it
+        is.
+        """
+        if self.in_chat or not ('\n' in text[start:] or len(text) >= MAX_LINE_CHARACTERS):
+            return False
+        return is_digression(same_lines(text), self.language, continues_line=self.continues_line)
 
     def _has_no_end(self, text: str) -> bool:
         """Return whether a text lacks what the end of any program needs. It is quick: nothing is lexed."""
