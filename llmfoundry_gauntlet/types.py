@@ -119,7 +119,7 @@ class ScoreRequest:
     key: ItemKey
     contexts: tuple[Ids, ...]
     continuations: tuple[Ids, ...]
-    truncated: bool = False
+    prompt_shortened: bool = False
     unscorable: str | None = None
 
 
@@ -203,7 +203,7 @@ class GenerateRequest:
     reasoning: Reasoning | None = None
     verbatim: bool = False
     restores_space: bool = True
-    truncated: bool = False
+    prompt_shortened: bool = False
     unscorable: str | None = None
 
     @property
@@ -305,7 +305,7 @@ class ItemResult:
     num_tokens: tuple[int, ...] | None  # one per choice, or of the generation
     reason: str | None
     prompt_sha256: str
-    truncated: bool
+    prompt_shortened: bool
     text: str | None = None  # of a generation, up to its stop
     answer: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -435,7 +435,7 @@ class TaskScore:
     metrics: Mapping[str, Measure]
     num_items: int
     num_unscored: int
-    num_truncated: int
+    num_shortened: int
     categories: Mapping[str, TaskScore] = field(default_factory=dict)
 
     @property

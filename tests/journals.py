@@ -23,7 +23,7 @@ DAMAGED = (
 def item(row: int, **changes: Any) -> ItemResult:
     values = dict.fromkeys(('predicted', 'reason', 'text'))
     values |= {'category': 'Größe', 'gold': 1, 'score': 0.5, 'logprobs': (-1.5, -0.25 - row), 'num_tokens': (2, 3)}
-    values |= {'prompt_sha256': '5e7f', 'truncated': False, 'cluster': f'{row:016x}', **changes}
+    values |= {'prompt_sha256': '5e7f', 'prompt_shortened': False, 'cluster': f'{row:016x}', **changes}
     return ItemResult(key=ItemKey('sums/2-shot', row), **values)
 
 

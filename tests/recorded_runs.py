@@ -249,7 +249,7 @@ def copy_run(
     return to
 
 
-def with_truncated_prompts(
+def with_shortened_prompts(
     run: Path,
     to: Path,
     rows: Mapping[str, Sequence[int]],
@@ -258,14 +258,14 @@ def with_truncated_prompts(
     config: Mapping[str, Any] | None = None,
     batch: int | None = None,
 ) -> Path:
-    """Copy a run with truncated prompts for some rows."""
+    """Copy a run with shortened prompts for some rows."""
     copy_run(run, to, batch=batch)
     for key, places in rows.items():
         lines = samples_of(to, key)
         for sample in lines:
             if sample['row'] in places:
                 digest = sample['prompt_sha256'] if same_digest else 'ab' * 32
-                sample.update(truncated=True, prompt_sha256=digest)
+                sample.update(prompt_shortened=True, prompt_sha256=digest)
         write_lines(samples_path(to, key), lines)
     with edited(to) as record:
         record['config'].update(config or {})

@@ -54,8 +54,8 @@ def test_tokens_are_those_of_an_evaluation(encoder: Encoder, max_seq_len: int):
             wanted, scored = [request.context], [0]
         assert [[token.id for token in row] for row in found.rows] == [ids.tolist() for ids in wanted]
         assert [sum(token.part == 'continuation' for token in row) for row in found.rows] == scored
-        assert any(warning.startswith('shortened') for warning in found.warnings) == request.truncated
-        if not request.truncated:
+        assert any(warning.startswith('shortened') for warning in found.warnings) == request.prompt_shortened
+        if not request.prompt_shortened:
             (before,) = encoder.preambles([found.prompt.preamble]).values()
             parts = [[token.part for token in row[: len(before)]] for row in found.rows]
             assert all(set(of_row) <= {'special', 'shots'} for of_row in parts)

@@ -174,6 +174,6 @@ def test_corrected_prompts_equal_the_reference_unless_truncated(model: str, real
     is_long = model == 'unigram_characters'
     for item in case['items']:
         request, ids = requests[item['row']]
-        assert (request.truncated, len(ids)) == (is_long, item['num_tokens'] + (model in LOST_SPACE))
+        assert (request.prompt_shortened, len(ids)) == (is_long, item['num_tokens'] + (model in LOST_SPACE))
         assert (digest(ids.tobytes()) == item['ids']) == (not is_long and model not in LOST_SPACE)
         assert not is_long or ids[0] == 1  # <s>

@@ -225,7 +225,7 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
     warnings = []
     if lost := len(asked[1]) - fitted.prompt.num_shots:
         warnings.append(f'shortened: {lost} shots dropped to fit the prompt into {preparation.max_seq_len} tokens')
-    elif request.truncated:
+    elif request.prompt_shortened:
         warnings.append(
             f'shortened: the beginning of the prompt is dropped to fit it into {preparation.max_seq_len} tokens'
         )

@@ -106,14 +106,14 @@ def task_estimates(planned: PlannedEvaluation, seconds: Mapping[str, float]) -> 
         for request in distinct(batch):
             most_tokens_of[request.key.task] += request.max_new_tokens
     num_items = Counter(key.task for key in planned.items)
-    truncated = Counter(key.task for key, item in planned.items.items() if item.request.truncated)
+    shortened = Counter(key.task for key, item in planned.items.items() if item.request.prompt_shortened)
     return [
         TaskEstimate(
             task=task,
             num_items=num_items[task],
             num_tokens=tokens[task],
             generation_tokens=most_tokens_of[task],
-            num_truncated=truncated[task],
+            num_shortened=shortened[task],
             seconds=seconds.get(task, 0.0),
         )
         for task in planned.tasks

@@ -115,7 +115,7 @@ class TaskEstimate:
     num_items: int
     num_tokens: int
     generation_tokens: int
-    num_truncated: int
+    num_shortened: int
     seconds: float
 
 

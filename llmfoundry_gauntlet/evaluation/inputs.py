@@ -320,7 +320,7 @@ def lost_categories(task: Task, rows: Sequence[Example], asked: Sequence[Example
 
 
 def prompt_warnings(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item]], max_seq_len: int) -> Iterator[str]:
-    """Yield warnings about generations limited to fewer tokens than their task's default, and truncated prompts."""
+    """Yield warnings about generations limited to fewer tokens than their task's default, and shortened prompts."""
     short = {
         key: most
         for key, task in tasks.items()
@@ -332,14 +332,14 @@ def prompt_warnings(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item
     if short:
         names = ', '.join(f'{key} ({most})' for key, most in short.items())
         yield f'max_seq_len is {max_seq_len}, so generations get only {max_seq_len // 2} tokens: {names}'
-    truncated = [key for key, found in items.items() if any(item.request.truncated for item in found)]
-    if truncated:
+    shortened = [key for key, found in items.items() if any(item.request.prompt_shortened for item in found)]
+    if shortened:
         shots: dict[int, list[float]] = {}
-        for key in truncated:
+        for key in shortened:
             shots.setdefault(tasks[key].num_fewshot[0], []).append(fmean(item.num_shots for item in items[key]))
         means = [f'{num_shots}-shot is {fmean(found):.1f}' for num_shots, found in sorted(shots.items()) if num_shots]
         left = f'; {", ".join(means)} on average' if means else ''
-        yield f'{len(truncated)} of {plural(len(items), "task")}: prompts shortened to fit {max_seq_len} tokens{left}'
+        yield f'{len(shortened)} of {plural(len(items), "task")}: prompts shortened to fit {max_seq_len} tokens{left}'
 
 
 def chat_warnings(tasks: Mapping[str, Task], examples: RowsByTask, encoder: Encoder) -> Iterator[str]:

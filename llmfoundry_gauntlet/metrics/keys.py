@@ -16,7 +16,7 @@ SCORE_PREFIX = 'icl/metrics/score'
 COMPOSITE_PREFIX = 'icl/metrics/eval_gauntlet'
 SECONDS = 'gauntlet/seconds'
 ITEMS = 'gauntlet/items'
-TRUNCATED_ITEMS = 'gauntlet/truncated_items'
+SHORTENED_ITEMS = 'gauntlet/shortened_items'
 UNSCORED_ITEMS = 'gauntlet/unscored_items'
 BATCH = 'gauntlet/batch'
 STANDARD_ERROR = 'StandardError'
@@ -133,7 +133,7 @@ def metric_stream(
     metrics[SECONDS] = sum(seconds.values())
     metrics.update({f'{SECONDS}/{task}': value for task, value in seconds.items()})
     metrics[ITEMS] = sum(score.num_items for score in scores.values())
-    metrics[TRUNCATED_ITEMS] = sum(score.num_truncated for score in scores.values())
+    metrics[SHORTENED_ITEMS] = sum(score.num_shortened for score in scores.values())
     metrics[UNSCORED_ITEMS] = sum(score.num_unscored for score in scores.values())
     return metrics
 

@@ -117,7 +117,7 @@ def task_score(
         metrics={metric.name: mean_over(categories, metric, results, file_sizes) for metric in metrics},
         num_items=len(results),
         num_unscored=sum(score.num_unscored for score in categories.values()),
-        num_truncated=sum(score.num_truncated for score in categories.values()),
+        num_shortened=sum(score.num_shortened for score in categories.values()),
         categories=categories,
     )
 
@@ -176,7 +176,7 @@ def plain_score(
         },
         num_items=len(results),
         num_unscored=len(results) - len(scored),
-        num_truncated=sum(result.truncated for result in results),
+        num_shortened=sum(result.prompt_shortened for result in results),
     )
 
 

@@ -36,6 +36,12 @@ from llmfoundry_gauntlet.types import FileSizes, ItemResult, Measure, TaskScore,
 
 FORMAT_VERSION = 1
 RESULTS = 'results.json'
+# Names in records of earlier versions to current ones.
+CURRENT_NAMES = {
+    **RENAMED,
+    'num_truncated': 'num_shortened',
+    'gauntlet/truncated_items': 'gauntlet/shortened_items',
+}
 # The packages whose versions are recorded if they are installed.
 PACKAGES = ('torch', 'transformers', 'tokenizers', 'mosaicml', 'numpy', 'peft', 'llm-foundry')
 GIT_SECONDS = 5.0
@@ -331,7 +337,7 @@ def score_record(score: TaskScore) -> dict[str, Any]:
         'metrics': {name: measure_record(measure) for name, measure in score.metrics.items()},
         'num_items': score.num_items,
         'num_unscored': score.num_unscored,
-        'num_truncated': score.num_truncated,
+        'num_shortened': score.num_shortened,
     }
     if score.categories:
         record['categories'] = {name: score_record(part) for name, part in score.categories.items()}
@@ -422,9 +428,9 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record, or part of one, with former metric names replaced by current ones."""
+    """Return a record, or part of one, with former names of metrics and counts replaced by current ones."""
     return {
-        RENAMED.get(name, name): with_current_names(value) if isinstance(value, dict) else value
+        CURRENT_NAMES.get(name, name): with_current_names(value) if isinstance(value, dict) else value
         for name, value in record.items()
     }
 

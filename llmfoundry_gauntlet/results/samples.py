@@ -19,7 +19,8 @@ from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
 SAMPLES = 'samples'
 NONE = type(None)
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # json.dumps would make a new one for every line
-RENAMED_FIELDS = {'credit': 'score', 'marks': 'metrics'}  # earlier versions' names to current ones
+# Earlier versions' names to current ones.
+RENAMED_FIELDS = {'credit': 'score', 'marks': 'metrics', 'truncated': 'prompt_shortened'}
 RENAMED_REASONS = {  # earlier versions' wording to the current one
     'cut at the token limit': 'truncated at the token limit',
     'no answer found in the reply': 'no answer found in the generation',
@@ -45,7 +46,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     'reason': (str, NONE),
     'prompt_sha256': (str,),
     'cluster': (str,),
-    'truncated': (bool,),
+    'prompt_shortened': (bool,),
     'num_shots': (*NUMBER, NONE),
     'num_characters': (list, NONE),
     'num_bytes': (list, NONE),

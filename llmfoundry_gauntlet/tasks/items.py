@@ -154,7 +154,7 @@ class Preparation:
             key=key,
             contexts=encoded.contexts,
             continuations=encoded.continuations,
-            truncated=encoded.truncated,
+            prompt_shortened=encoded.prompt_shortened,
             unscorable=encoded.unscorable,
         )
         if task.generates:
@@ -167,7 +167,7 @@ class Preparation:
                 reasoning=task.reasoning(encoded.ending),
                 verbatim=task.is_verbatim,
                 restores_space=task.is_in_llm_foundry and (task.reference or not self.encoder.needs_space),
-                truncated=encoded.truncated,
+                prompt_shortened=encoded.prompt_shortened,
                 unscorable=encoded.unscorable,
             )
         return Item(
@@ -286,7 +286,7 @@ def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
         reason=score.reason,
         prompt_sha256=item.prompt_sha256,
         num_shots=item.num_shots,
-        truncated=item.request.truncated,
+        prompt_shortened=item.request.prompt_shortened,
         text=output.text if isinstance(output, Generation) else None,
         answer=score.answer,
         metrics=score.metrics,

@@ -36,14 +36,15 @@ log = logging.getLogger(__name__)
 
 NO_SUBSETS: Mapping[str, Sequence[Example]] = MappingProxyType({})
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 TOKENS = 'tokens'  # subfolder of the cache directory
 SUFFIX = '.tokens'
 MAX_LABEL = 80  # characters of a task's label in a file name
 LIMIT_BYTES = 8 * 2**30
 LEFTOVER_SECONDS = 24 * 3600  # older unfinished files are deleted
 NUM_DIGEST_BYTES = 32
-STORED = ('prompt_sha256', 'num_shots', 'truncated', 'unscorable', 'max_new_tokens', 'ending')  # beside the token ids
+# Stored beside the token ids.
+STORED = ('prompt_sha256', 'num_shots', 'prompt_shortened', 'unscorable', 'max_new_tokens', 'ending')
 
 
 def prepare_tasks(

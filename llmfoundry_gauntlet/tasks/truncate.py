@@ -29,7 +29,7 @@ class EncodedItem:
     continuations: Parts
     prompt_sha256: str
     num_shots: float = 0
-    truncated: bool = False
+    prompt_shortened: bool = False
     unscorable: str | None = None
     max_new_tokens: int = 0
     ending: str = ''
@@ -62,7 +62,7 @@ def truncated_item(
         continuations=encoded.continuations,
         prompt_sha256=prompt.sha256,
         num_shots=shots_left(prompt, len(preamble) or max(map(len, wholes)), num_dropped),
-        truncated=prompt.num_shots < num_shots or num_dropped > 0,
+        prompt_shortened=prompt.num_shots < num_shots or num_dropped > 0,
         unscorable=unscorable(encoded.continuations, kept, max_tokens),
         max_new_tokens=max_new_tokens,
         ending=encoded.ending,

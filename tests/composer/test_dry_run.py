@@ -71,9 +71,9 @@ def test_items_and_tokens_equal_a_count_of_the_plan(settings, fewshot: str, max_
     assert {name: task.num_items for name, task in found.items()} == Counter(key.task for key in planned.items)
     assert (found['sums/2-shot'].num_items, found['drawn/1-shot'].num_items) == (7, 40)
     assert (found['sums/2-shot'].generation_tokens, found['drawn/1-shot'].generation_tokens) == (0, 40 * 9)
-    truncated = Counter(key.task for key, item in planned.items.items() if item.request.truncated)
-    assert Counter({name: task.num_truncated for name, task in found.items()}) == truncated
-    assert len(truncated) > 1 if max_seq_len == 56 else not truncated
+    shortened = Counter(key.task for key, item in planned.items.items() if item.request.prompt_shortened)
+    assert Counter({name: task.num_shortened for name, task in found.items()}) == shortened
+    assert len(shortened) > 1 if max_seq_len == 56 else not shortened
 
 
 def test_a_dry_run_changes_no_weight_random_state_or_later_evaluation(settings):

@@ -65,7 +65,7 @@ def test_colliding_categories_and_composites_are_named():
 
 def scored(**values: float) -> TaskScore:
     metrics = {name: Measure(value=value) for name, value in values.items()}
-    return TaskScore(task='t/0-shot', metrics=metrics, num_items=1, num_unscored=0, num_truncated=0)
+    return TaskScore(task='t/0-shot', metrics=metrics, num_items=1, num_unscored=0, num_shortened=0)
 
 
 @pytest.mark.parametrize('value', [math.nan, math.inf])
@@ -96,7 +96,7 @@ ERRORS = {
 @pytest.mark.parametrize('groups', [['accuracy'], ['accuracy', 'errors'], ['composites', 'errors'], [*GROUPS], []])
 def test_loggers_get_the_groups_that_are_chosen_and_never_the_majority_class(groups: list[str]):
     part = TaskScore(
-        task='t/0-shot', metrics={'Accuracy': measure(0.25, 0.02)}, num_items=1, num_unscored=0, num_truncated=0
+        task='t/0-shot', metrics={'Accuracy': measure(0.25, 0.02)}, num_items=1, num_unscored=0, num_shortened=0
     )
     metrics = {'Accuracy': measure(0.5, 0.01), 'Bits': measure(2.0, 0.03), 'MajorityClass': measure(0.6, 0.05)}
     score = replace(part, metrics=metrics, categories={'a': part})
@@ -106,7 +106,7 @@ def test_loggers_get_the_groups_that_are_chosen_and_never_the_majority_class(gro
         expected |= {key: value for group in groups for key, value in ERRORS.get(group, {}).items()}
     found = metric_stream({'t/0-shot': score}, composites, {}, {'t/0-shot': 1.5}, groups)
     times = ['gauntlet/seconds', 'gauntlet/seconds/t/0-shot']
-    counts = ['gauntlet/items', 'gauntlet/truncated_items', 'gauntlet/unscored_items']
+    counts = ['gauntlet/items', 'gauntlet/shortened_items', 'gauntlet/unscored_items']
     assert list(found)[-5:] == [*times, *counts]
     assert {key: value for key, value in found.items() if key not in (*times, *counts)} == expected
     recorded = metric_stream({'t/0-shot': score}, composites, {}, {})

@@ -28,22 +28,22 @@ OURS = {metric.name: metric for metric in choice_metrics()}
 EVERY = {**OURS, 'PMINormalizedMatch': pmi()}
 
 
-def plain(*entries: tuple[float | None, str | None], truncated: bool = False) -> TaskScore:
+def plain(*entries: tuple[float | None, str | None], shortened: bool = False) -> TaskScore:
     """Return the score of items with these scores and categories."""
     results = [
-        clustered_items.item(row, credit, task='t/3-shot', category=category, truncated=truncated)
+        clustered_items.item(row, credit, task='t/3-shot', category=category, prompt_shortened=shortened)
         for row, (credit, category) in enumerate(entries)
     ]
     return task_score('t/3-shot', [accuracy(ACCURACY)], results)
 
 
 def test_accuracy_is_the_mean_score_and_that_of_categories_the_mean_over_them():
-    score = plain((1.0, None), (0.0, None), (0.25, None), truncated=True)
+    score = plain((1.0, None), (0.0, None), (0.25, None), shortened=True)
     assert score.accuracy.value == pytest.approx(1.25 / 3)
-    assert (score.num_items, score.num_unscored, score.num_truncated) == (3, 0, 3)
+    assert (score.num_items, score.num_unscored, score.num_shortened) == (3, 0, 3)
     score = plain((1.0, 'b'), (0.0, 'a'), (0.0, 'a'), (1.0, 'a'))
     assert score.accuracy.value == pytest.approx((1 / 3 + 1) / 2)
-    assert list(score.categories) == ['a', 'b'] and score.num_truncated == 0
+    assert list(score.categories) == ['a', 'b'] and score.num_shortened == 0
 
 
 def test_an_unscored_item_makes_accuracy_absent_also_from_the_stream():
@@ -56,7 +56,7 @@ def test_an_unscored_item_makes_accuracy_absent_also_from_the_stream():
         'gauntlet/seconds': 1.5,
         'gauntlet/seconds/t/3-shot': 1.5,
         'gauntlet/items': 2,
-        'gauntlet/truncated_items': 0,
+        'gauntlet/shortened_items': 0,
         'gauntlet/unscored_items': 1,
     }
 

@@ -84,7 +84,7 @@ def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_pa
     assert [line['row'] for line in lines] == [0, 1, 2, 3, 4]
     assert list(lines[0]) == [
         'file', 'row', 'category', 'variant', 'sample', 'gold', 'predicted', 'score', 'logprobs', 'num_tokens',
-        'text', 'answer', 'status', 'reason', 'prompt_sha256', 'cluster', 'truncated', 'num_shots',
+        'text', 'answer', 'status', 'reason', 'prompt_sha256', 'cluster', 'prompt_shortened', 'num_shots',
         'num_characters', 'num_bytes',
     ]  # fmt: skip
     assert lines[0]['num_characters'] == lines[0]['num_bytes'] == [3, 2]

@@ -35,7 +35,7 @@ RESULTS = st.builds(
     predicted=st.none() | st.integers(0, 25),
     score=st.none() | st.floats(0, 1),
     prompt_sha256=TEXTS,
-    truncated=st.booleans(),
+    prompt_shortened=st.booleans(),
     metrics=st.dictionaries(TEXTS, FINITE, max_size=3),
     facts=st.dictionaries(TEXTS, TEXTS | st.integers(), max_size=3),
     num_shots=st.none() | st.integers(0, 10) | st.floats(0, 10),
@@ -50,7 +50,7 @@ ITEM = {
     **dict.fromkeys(('category', 'gold', 'predicted', 'logprobs', 'num_tokens', 'reason')),
     'score': 0.0,
     'prompt_sha256': '',
-    'truncated': False,
+    'prompt_shortened': False,
 }
 
 
@@ -78,11 +78,18 @@ def test_earlier_names_of_fields_metrics_and_reasons_are_read(tmp_path: Path):
     line['reason'] = 'no answer found in the reply; cut at the token limit'
     del line['num_shots']  # which earlier versions do not have
     line['credit'], line['marks'] = line.pop('score'), line.pop('metrics')
+    line['truncated'] = not line.pop('prompt_shortened')
     write_lines(samples_file(tmp_path, 't/0-shot'), [json.dumps(line)])
     (found,) = read_samples(tmp_path, 't/0-shot')
+    assert found.prompt_shortened != ITEM['prompt_shortened']
     assert (found.score, found.metrics) == (ITEM['score'], {'TruncatedShare': 1.0, 'StrictMatch': 0.0})
     assert found.reason == 'no answer found in the generation; truncated at the token limit'
     metrics = {'StrictMatch': {'value': 0.5}, 'CutShare': {'value': 1.0}}
-    record = {'format_version': 1, 'training': None, 'tasks': {'t/0-shot': {'metrics': metrics}}}
+    task = {'metrics': metrics, 'num_truncated': 3}
+    counts = {'gauntlet/truncated_items': 3}
+    record = {'format_version': 1, 'training': None, 'tasks': {'t/0-shot': task}, 'metrics': counts}
     (tmp_path / 'results.json').write_text(json.dumps(record))
-    assert list(read_results(tmp_path)['tasks']['t/0-shot']['metrics']) == ['StrictMatch', 'TruncatedShare']
+    current = read_results(tmp_path)
+    assert list(current['tasks']['t/0-shot']['metrics']) == ['StrictMatch', 'TruncatedShare']
+    assert current['tasks']['t/0-shot']['num_shortened'] == 3
+    assert current['metrics'] == {'gauntlet/shortened_items': 3}

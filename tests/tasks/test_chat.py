@@ -117,13 +117,13 @@ def test_turns_are_dropped_as_shots_are(settings, max_seq_len: int):
         (context, _) = item.request.contexts
         text = encoder('without reasoning').tokenizer.decode(context)
         assert text.count('red') == item.num_shots
-        assert len(context) <= max_seq_len and (item.request.truncated or item.num_shots == 2)
+        assert len(context) <= max_seq_len and (item.request.prompt_shortened or item.num_shots == 2)
 
 
 def test_truncation_from_the_left_in_chat_counts_the_shots_that_are_left(settings):
     given = settings(truncation='reference')
     prepared = prepare_evaluation(load_data(decode_settings(given)), encoder('without reasoning'), max_seq_len=12)
-    assert all(0 <= item.num_shots < 2 and item.request.truncated for item in prepared.items.values())
+    assert all(0 <= item.num_shots < 2 and item.request.prompt_shortened for item in prepared.items.values())
 
 
 @pytest.mark.parametrize(

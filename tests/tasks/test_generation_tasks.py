@@ -211,7 +211,7 @@ def test_prompts_are_truncated_to_leave_room_for_the_generation(
     given = {} if max_new_tokens is None else {'max_new_tokens': max_new_tokens}
     spec = task(2, generation_kwargs=given)
     made = requests(character_tokenizer, spec, max_seq_len=max_seq_len, truncation=truncation)
-    assert (text(made[0]), made[0].truncated) == (expected, expected != WHOLE)
+    assert (text(made[0]), made[0].prompt_shortened) == (expected, expected != WHOLE)
     assert {(request.max_new_tokens, request.unscorable) for request in made} == {(max_new_tokens or 2, None)}
     assert truncation == 'reference' or max(request.length for request in made) <= max_seq_len
 

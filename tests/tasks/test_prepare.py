@@ -90,7 +90,7 @@ def described(items: list[Item]) -> list[Any]:
         others = (
             request.max_new_tokens if is_generation else [[a is b for b in request.contexts] for a in request.contexts]
         )
-        marks = (item.prompt_sha256, request.key, request.truncated, request.unscorable, others)
+        marks = (item.prompt_sha256, request.key, request.prompt_shortened, request.unscorable, others)
         found.append((item.example, terms, marks, [ids.tolist() for ids in parts]))
     return found
 

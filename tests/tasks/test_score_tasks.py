@@ -172,7 +172,7 @@ def test_letters_are_scored_after_the_lead_of_an_answer(data_root, character_tok
     assert text(first.contexts[0]) == '^Who?\nA: she\nB: he\nC: it\nThe best answer is'
     assert [text(ids) for ids in first.continuations] == [' A', ' B', ' C']
     assert all(context is first.contexts[0] for context in first.contexts)
-    assert not any(item.request.truncated or item.request.unscorable for item in items)
+    assert not any(item.request.prompt_shortened or item.request.unscorable for item in items)
 
 
 def test_generations_follow_the_prompt_alone_and_keep_white_space(data_root, character_tokenizer):

@@ -48,7 +48,7 @@ def test_truncation_keeps_the_end_of_the_question(parts, max_tokens: int, contex
     for reference, expected in ((False, contexts), (True, reference_contexts)):
         found = truncated(encoded(*parts), max_tokens, reference=reference)
         assert [text_of(ids) for ids in found.contexts] == expected
-        assert found.truncated == (expected not in (['^inq'], ['^question']))
+        assert found.prompt_shortened == (expected not in (['^inq'], ['^question']))
     shared = truncated(encoded(*parts), max_tokens).contexts
     assert all(context is shared[0] for context in shared)
 
@@ -106,7 +106,7 @@ def test_every_prompt_of_a_batch_keeps_as_many_of_its_last_shots_as_fit(prompts:
         fitting = [kept for kept, total in enumerate(totals) if total <= most]
         assert totals[fitted.prompt.num_shots] == totals[max(fitting, default=0)]
         item = truncated_item(fitted, num_shots=len(shots), max_tokens=most, reference=False)
-        assert item.truncated == (totals[-1] > most)
+        assert item.prompt_shortened == (totals[-1] > most)
         preamble = INSTRUCTION + ''.join(letters[len(shots) - fitted.prompt.num_shots :])
         assert fitted.preamble.tolist() == [BOS, *map(ord, preamble)]
 

@@ -22,7 +22,7 @@ from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
 NO_SHARED_ITEM = 'the runs have no item in common'
 NO_COMMON_ITEM = 'no item has the same prompt in all runs'
 NOT_IN_PROMPTS = (*WITHOUT_EFFECT, 'generation_kwargs', 'cluster_key', 'source')  # keys of a task
-LIMITS = {'max_seq_len', 'tokenizer', 'truncation'}  # settings that determine how a long prompt is truncated
+LIMITS = {'max_seq_len', 'tokenizer', 'truncation'}  # settings that determine how a long prompt is shortened
 RECORDED_LATER = ('tokenizer', 'data_sha256')  # not compared if a run has not recorded them
 MAX_SHOWN = 40  # characters of a setting
 SCORED = ('accuracy', 'consistency_rate')  # of SCORE
@@ -74,12 +74,12 @@ def common_items(runs: Sequence[Run], task: str, *, scored: bool) -> CommonItems
 def same_prompt(results: Sequence[ItemResult], *, same_limits: bool) -> bool:
     """Return whether an item had the same prompt in all runs.
 
-    The digest is of the prompt with the remaining shots, before its beginning is truncated token by token. So truncated
+    The digest is of the prompt with the remaining shots, before its beginning is dropped token by token. So shortened
     prompts are known to be the same only if the settings that limit the length are.
     """
-    if len({(result.prompt_sha256, result.truncated) for result in results}) > 1:
+    if len({(result.prompt_sha256, result.prompt_shortened) for result in results}) > 1:
         return False
-    return same_limits or not results[0].truncated
+    return same_limits or not results[0].prompt_shortened
 
 
 def prompt_settings(run: Run, task: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.results.report.printing import TITLE, origin_banner, truncation_banner
+from llmfoundry_gauntlet.results.report.printing import TITLE, origin_banner, shortened_banner
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
 from llmfoundry_gauntlet.results.report.sections import make_sections
 from llmfoundry_gauntlet.results.report.tables import MINUS, Row, ends_of, shortened, visible
@@ -73,7 +73,7 @@ def make_page(
     runs = find_runs(folders)
     sections = make_sections(runs)
     last = [run.last for run in runs]
-    banners = [origin_banner(last), *dict.fromkeys(truncation_banner([one]) for one in last)]
+    banners = [origin_banner(last), *dict.fromkeys(shortened_banner([one]) for one in last)]
     shown = make_samples(last, samples, data_root=data_root, with_prompts=with_prompts)
     templates = resources.files(PACKAGE) / 'templates'
     style, script = ((templates / name).read_text(encoding='utf-8') for name in ('page.css', 'page.js'))

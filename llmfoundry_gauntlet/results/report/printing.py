@@ -38,7 +38,7 @@ SHOWN_SHARES = 3  # of an average's variance, the largest
 BATCHES = 1000  # of training, the unit of printed slopes over at least as many
 TITLE = 'Eval Gauntlet'
 SAMPLE_DATA = 'sample data, not the benchmark'
-TRUNCATED = '\u2020'  # marks tasks with shortened prompts
+SHORTENED = '\u2020'  # marks tasks with shortened prompts
 OTHER_TASKS = 'tasks outside the gauntlet'
 LEGEND = (
     f'* p below {CLEAR} after correction for the number of comparisons (Holm); MDE: minimum detectable effect '
@@ -92,11 +92,11 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
     is_single = len(evaluations) == 1
     if is_single:
         columns += [Column(name, absent='') for name in ('chance', 'majority')]
-    truncated = {
+    shortened = {
         key: '' if task.effective_shots is None else f'{task.effective_shots:.1f} shots on average'
         for one in evaluations
         for key, task in one.scores.tasks.items()
-        if task.num_truncated
+        if task.num_shortened
     }
 
     def heading(name: str) -> Row:
@@ -114,8 +114,8 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
                 cells=[*found, *beside],
                 is_bold=kind in ('category', 'average'),
                 is_indented=kind == 'perturbation' or (kind == 'task' and bool(categories)),
-                mark=TRUNCATED if kind == 'task' and name in truncated else '',
-                note=truncated.get(name, '') if kind == 'task' else '',
+                mark=SHORTENED if kind == 'task' and name in shortened else '',
+                note=shortened.get(name, '') if kind == 'task' else '',
             )
 
     lines: dict[str, list[str]] = {kind: [] for kind in KINDS}
@@ -147,11 +147,11 @@ def origin_banner(evaluations: Sequence[Run]) -> str:
     return f'{share}{SAMPLE_DATA}'
 
 
-def truncation_banner(evaluations: Sequence[Run]) -> str:
+def shortened_banner(evaluations: Sequence[Run]) -> str:
     """Return how many tasks of the last evaluation had shortened prompts and the shots these had left, '' if none."""
     last = evaluations[-1]
     ran = {key: task for key, task in last.scores.tasks.items() if task.metrics is not None}
-    tasks = {key: task for key, task in ran.items() if task.num_truncated}
+    tasks = {key: task for key, task in ran.items() if task.num_shortened}
     if not tasks:
         return ''
     shots: dict[str, list[float]] = {}
@@ -166,7 +166,7 @@ def truncation_banner(evaluations: Sequence[Run]) -> str:
 
 def score_notes(evaluations: Sequence[Run]) -> list[str]:
     """Return notes on prompts and data: the marks of tasks, and data that are not the published ones."""
-    notes = [f'{TRUNCATED} {text}' for text in [truncation_banner(evaluations)] if text]
+    notes = [f'{SHORTENED} {text}' for text in [shortened_banner(evaluations)] if text]
     unscored = {
         key: f'{key} {task.num_unscored} of {task.num_items}'
         for one in evaluations
@@ -365,7 +365,7 @@ def print_estimate(estimate: Estimate, form: str = 'table') -> None:
     rows = [asdict(task) for task in estimate.tasks]
     names = [name for name in (rows[0] if rows else ()) if name != 'task']
     rows.append({'task': 'all', **{name: sum(row[name] for row in rows) for name in names}})
-    counts = ('items', 'tokens', 'generated tokens at most', 'truncated')
+    counts = ('items', 'tokens', 'generated tokens at most', 'shortened')
     columns = [*(Column(name, counted) for name in counts), Column('seconds', '{:.1f}'.format)]
     cells = [Row(name=row['task'], cells=[row[name] for name in names]) for row in rows]
     tables = [Table(title='Dry run', columns=columns, parts=[cells[:-1], cells[-1:]], notes=summary(estimate))]

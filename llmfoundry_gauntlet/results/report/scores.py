@@ -93,7 +93,7 @@ class TaskRecord:
     reason: str | None = None
     num_items: int = 0
     num_unscored: int = 0
-    num_truncated: int = 0
+    num_shortened: int = 0
     effective_shots: float | None = None
     data_origin: str | None = None
     chance: float | None = None
@@ -102,9 +102,9 @@ class TaskRecord:
     def __post_init__(self) -> None:
         if (self.metrics is None) == (self.reason is None):
             raise ValueError('has neither metrics nor a reason, or both')
-        counts = (self.num_items, self.num_unscored, self.num_truncated)
+        counts = (self.num_items, self.num_unscored, self.num_shortened)
         if min(counts) < 0:
-            raise ValueError(f'num_items, num_unscored, num_truncated: are {counts}; allowed: 0 or more')
+            raise ValueError(f'num_items, num_unscored, num_shortened: are {counts}; allowed: 0 or more')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

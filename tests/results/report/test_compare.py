@@ -30,7 +30,7 @@ from recorded_runs import (
     rows_of_table,
     samples_of,
     samples_path,
-    with_truncated_prompts,
+    with_shortened_prompts,
     write_lines,
 )
 
@@ -171,9 +171,9 @@ def test_only_items_with_the_same_prompt_in_both_runs_are_compared(
     compared, gauntlet, runs: dict[str, Path], tmp_path: Path, is_turned: bool
 ):
     """The others, among them a variant of SCORE, are counted with the settings that may explain them."""
-    whole = with_truncated_prompts(runs['a'], tmp_path / 'whole', {}, config=LONGER)
+    whole = with_shortened_prompts(runs['a'], tmp_path / 'whole', {}, config=LONGER)
     part = copy_run(runs['b'], tmp_path / 'b', without={CHOICES: [0, 4, 7]})
-    part = with_truncated_prompts(part, tmp_path / 'part', {TOPICS: [0, 13]}, config=SHORTER)
+    part = with_shortened_prompts(part, tmp_path / 'part', {TOPICS: [0, 13]}, config=SHORTER)
     without_variants(part, lambda variant: variant == 'prompt:4', digest='ab' * 32)
     pair = (part, whole) if is_turned else (whole, part)
     (found,) = compared(*pair)
@@ -218,8 +218,8 @@ def test_only_items_with_the_same_prompt_in_both_runs_are_compared(
     ],
 )
 def test_settings_that_may_explain_different_prompts_are_named(compared, runs, tmp_path: Path, configs, said: str):
-    first = with_truncated_prompts(runs['a'], tmp_path / 'one', {}, config=configs[0])
-    second = with_truncated_prompts(runs['b'], tmp_path / 'other', {LINES: [3]}, config=configs[1])
+    first = with_shortened_prompts(runs['a'], tmp_path / 'one', {}, config=configs[0])
+    second = with_shortened_prompts(runs['b'], tmp_path / 'other', {LINES: [3]}, config=configs[1])
     (found,) = compared(first, second)
     assert found['warnings'][0].endswith(f' ({said}): {LINES} 1 of 9')
 
@@ -240,7 +240,7 @@ def test_truncated_prompts_count_as_equal_only_with_equal_limits(
     pair = []
     for name, config in zip('ab', configs, strict=True):
         rows = {LINES: [2, 5]} if config else {}
-        pair.append(with_truncated_prompts(runs[name], tmp_path / name, rows, same_digest=True, config=config))
+        pair.append(with_shortened_prompts(runs[name], tmp_path / name, rows, same_digest=True, config=config))
     (found,) = compared(*pair)
     assert found['tasks'][LINES]['num_items'] == num_items
 
@@ -250,7 +250,7 @@ def test_what_has_no_item_in_common_has_a_reason_and_the_rest_is_compared(
 ):
     one = copy_run(runs['a'], tmp_path / 'one', without={LINES: range(4)})
     other = copy_run(runs['b'], tmp_path / 'b', without={LINES: range(4, 9)})
-    other = with_truncated_prompts(other, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
+    other = with_shortened_prompts(other, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
     without_variants(other, lambda variant: variant.startswith('prompt:'), digest='ab' * 32)
     (found,) = compared(one, other)
     reasons = {
@@ -277,7 +277,7 @@ def test_what_has_no_item_in_common_has_a_reason_and_the_rest_is_compared(
 def test_llm_foundry_averages_over_missing_benchmarks_are_not_compared(compared, make_run, tmp_path: Path):
     """Its averages ignore categories without a score, so they would be over other benchmarks."""
     first = make_run('one', ROWS, '--semantics', 'reference', gauntlet={})
-    second = with_truncated_prompts(first, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
+    second = with_shortened_prompts(first, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
     (found,) = compared(first, second)
     assert found['composites']['reading']['difference']['value'] == 0
     assert found['composites']['core']['difference'] == {'reason': f'benchmarks without a common item: {TOPICS}'}

@@ -29,7 +29,7 @@ from recorded_runs import (
     record_run,
     samples_of,
     samples_path,
-    with_truncated_prompts,
+    with_shortened_prompts,
     write_lines,
 )
 
@@ -82,7 +82,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     with edited(run) as record:
         for entry in (*record['tasks'].values(), *record['score'].values()):
             entry['data_origin'] = 'sample'
-        record['tasks'][CHOICES].update(num_truncated=3, effective_shots=1.4)
+        record['tasks'][CHOICES].update(num_shortened=3, effective_shots=1.4)
         record['tasks']['human_eval/0-shot'] = {'reason': 'there is no sandbox'}
         measure = record['tasks'][RIDDLES]['metrics']['InContextLearningGenerationExactMatchAccuracy']
         measure.update(value=0.0, standard_error=0.0, confidence_interval=[0.0, 0.35])
@@ -91,7 +91,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
         averages['core']['variance_shares'] = {'v/0-shot': 0.41, 'w': 0.29, 'x': 0.16, 'y': 0.08, 'z': 0.06}
         del averages['reading alone']['variance_shares']  # as in older records
     first, *rest = samples_of(run, SHOTS)
-    first.update(prompt_sha256=digest(WITH_ONE_SHOT), truncated=True)
+    first.update(prompt_sha256=digest(WITH_ONE_SHOT), prompt_shortened=True)
     write_lines(samples_path(run, SHOTS), [first, *rest])
     write_lines(samples_path(run, CHOICES), [{**one, 'num_tokens': [3, 1, 2]} for one in samples_of(run, CHOICES)])
     return run
@@ -107,7 +107,7 @@ def several(runs: dict[str, Path], data: Path, tmp_path_factory: pytest.TempPath
     """Return four runs, of which the third and the last have other prompts."""
     folder = tmp_path_factory.mktemp('several')
     other = record_run(folder / 'other', data, [CHOICES], tasks={'choices': {'prompt_string': 'Think.\n'}})
-    short = with_truncated_prompts(runs['b'], folder / 'short', {CHOICES: [1, 4, 9]}, config={'max_seq_len': 128})
+    short = with_shortened_prompts(runs['b'], folder / 'short', {CHOICES: [1, 4, 9]}, config={'max_seq_len': 128})
     return [runs['a'], runs['b'], short, other]
 
 

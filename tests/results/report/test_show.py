@@ -237,7 +237,7 @@ def test_tables_say_which_data_are_samples(shown, changed, form: str):
 def test_tables_mark_shortened_prompts_and_have_intervals_in_place_of_errors_of_0(shown, changed, form: str):
     interval = {'value': 1.0, 'standard_error': 0.0, 'confidence_interval': [0.646, 1.0]}
     metrics = {'InContextLearningGenerationExactMatchAccuracy': interval}
-    shortened = {'num_truncated': 3, 'effective_shots': 1.4}
+    shortened = {'num_shortened': 3, 'effective_shots': 1.4}
     out = shown(changed({'more/10-shot': shortened, RIDDLES: {'effective_shots': 0.0, 'metrics': metrics}}), form=form)
     (line,) = [line for line in out.splitlines() if RIDDLES in line]
     assert line.replace('|', ' ').split()[1:4] == ['1.000', '[0.65,', '1.00]']
@@ -249,7 +249,7 @@ def test_tables_mark_shortened_prompts_and_have_intervals_in_place_of_errors_of_
 
 def test_tables_of_a_pipe_have_80_columns_and_names_keep_their_shots(shown, changed):
     name = f'{"a_task_whose_name_is_" * 4}long/10-shot'
-    out = shown(*(changed({name: {'num_truncated': 1}}) for _ in range(3)))
+    out = shown(*(changed({name: {'num_shortened': 1}}) for _ in range(3)))
     assert max(map(len, out.splitlines()[:-3])) <= 80  # of the table; paths follow
     (name,) = [name for name in rows_of_table(out) if '\u2026' in name]
     assert name.startswith('a_task_whose') and name.endswith('long/10-shot\u2020')

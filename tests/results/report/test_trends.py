@@ -23,7 +23,7 @@ from recorded_runs import (
     rows_of_table,
     samples_of,
     samples_path,
-    with_truncated_prompts,
+    with_shortened_prompts,
     write_lines,
 )
 
@@ -99,7 +99,7 @@ def test_trends_are_over_items_that_all_checkpoints_were_asked_with_the_same_pro
     for name, (rows, prompts) in lacking.items():
         run, batch = copy_run(runs[name], tmp_path / name, without={CHOICES: rows}), BATCHES[name]
         config = {'max_seq_len': 1024 if prompts else 2048}
-        with_truncated_prompts(run, folder / f'ba{batch}', prompts, config=config, batch=batch)
+        with_shortened_prompts(run, folder / f'ba{batch}', prompts, config=config, batch=batch)
     found = compared(folder)
     left_out = {CHOICES: (0, 3, 8), TOPICS: (0, 13)}
     tasks = slopes(folder, [20, 100, 400], without=[(key, row) for key, rows in left_out.items() for row in rows])
