@@ -119,7 +119,7 @@ def test_results_have_all_keys(written):
     record = json.loads((out / 'results.json').read_text())
     assert list(record['score']) == ['mmlu_pro', 'agieval']
     entry = record['score']['mmlu_pro']
-    counts = {'num_items', 'num_unscored', 'num_shortened'}
+    counts = {'num_items', 'num_unscored', 'num_shortened', 'ended_at_limit'}
     assert (
         set(entry) == {'task', 'absent_files', 'chance', 'perturbations', 'data_sha256', 'data_origin', 'spec'} | counts
     )

@@ -30,6 +30,7 @@ from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.metrics.statistics import interval, variance_shares
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_lines, samples_file
+from llmfoundry_gauntlet.results.token_limits import token_limit_record
 from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.score import NUM_OPTIONS, ScoreTask
 from llmfoundry_gauntlet.types import FileSizes, ItemResult, Measure, TaskScore, TrainingPoint
@@ -289,6 +290,7 @@ def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
         'data_origin': evaluation.data.origins.get(key),
         'chance': chance_of(evaluation.results[key]),
         'effective_shots': effective_shots(evaluation.results[key]),
+        'ended_at_limit': token_limit_record(task, evaluation.results[key]),
         'subset_items': evaluation.data.subset_sizes.get(key),
         'file_clusters': file_clusters(evaluation.data.file_sizes.get(key, {})),
         'spec': task.keys,
@@ -360,6 +362,7 @@ def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
         record[task.spec.dataset] = {
             'task': key,
             **counts,
+            'ended_at_limit': token_limit_record(task, evaluation.results[key]),
             'chance': chance_of_options(evaluation.results[key], macro=task.spec.dataset == MMLU_PRO),
             'absent_files': absent,
             'perturbations': perturbations,

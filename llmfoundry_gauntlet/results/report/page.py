@@ -28,8 +28,8 @@ from llmfoundry_gauntlet.results.report.sections import make_sections
 from llmfoundry_gauntlet.results.report.tables import MINUS, Row, ends_of, shortened, visible
 from llmfoundry_gauntlet.results.runs import Run, RunSeries, find_runs
 from llmfoundry_gauntlet.results.samples import prompts_of, shared_key
+from llmfoundry_gauntlet.results.token_limits import ended_at_limit
 from llmfoundry_gauntlet.tasks import Task
-from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE
 from llmfoundry_gauntlet.tasks.score import UNPARSED as NO_ANSWER
 from llmfoundry_gauntlet.tasks.score import ScoreTask, score_task
 from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
@@ -291,7 +291,7 @@ def kinds_of(result: ItemResult) -> list[str]:
     if result.score is None:
         return [UNSCORED]
     kinds = [RIGHT if result.score == 1 else WRONG if result.score == 0 else PARTLY]
-    if TRUNCATED_REASON in (result.reason or '') or result.metrics.get(TRUNCATED_SHARE) == 1:
+    if ended_at_limit(result):
         kinds.append(TRUNCATED)
     has_no_letter = isinstance(result.gold, int) and result.predicted is None
     if result.text is not None and (result.answer == '' or NO_ANSWER in (result.reason or '') or has_no_letter):

@@ -39,6 +39,8 @@ BATCHES = 1000  # of training, the unit of printed slopes over at least as many
 TITLE = 'Eval Gauntlet'
 SAMPLE_DATA = 'sample data, not the benchmark'
 SHORTENED = '\u2020'  # marks tasks with shortened prompts
+MANY_AT_LIMIT = 0.1  # of a task's generations; with more a note names the limit
+SHOWN_AT_LIMIT = 5  # tasks named of those with the same limit
 OTHER_TASKS = 'tasks outside the gauntlet'
 LEGEND = (
     f'* p below {CLEAR} after correction for the number of comparisons (Holm); MDE: minimum detectable effect '
@@ -167,6 +169,7 @@ def shortened_banner(evaluations: Sequence[Run]) -> str:
 def score_notes(evaluations: Sequence[Run]) -> list[str]:
     """Return notes on prompts and data: the marks of tasks, and data that are not the published ones."""
     notes = [f'{SHORTENED} {text}' for text in [shortened_banner(evaluations)] if text]
+    notes += limit_notes(evaluations[-1])
     unscored = {
         key: f'{key} {task.num_unscored} of {task.num_items}'
         for one in evaluations
@@ -180,6 +183,24 @@ def score_notes(evaluations: Sequence[Run]) -> list[str]:
         found = [key for key, one in origins.items() if one == origin]
         if found and (origin != 'sample' or len(found) < len(origins)):
             notes.append(f'{text}: {", ".join(found)}')
+    return notes
+
+
+def limit_notes(evaluation: Run) -> list[str]:
+    """Return a line for each token limit that ended many generations of a task, with the tasks it ended most of."""
+    found = {key: task.ended_at_limit for key, task in evaluation.scores.tasks.items()}
+    found.update({entry.task or name: entry.ended_at_limit for name, entry in (evaluation.scores.score or {}).items()})
+    many = [(key, one) for key, one in found.items() if one is not None and one.share >= MANY_AT_LIMIT]
+    tasks_by_limit: dict[str, list[str]] = {}
+    for key, one in sorted(many, key=lambda pair: -pair[1].share):
+        limit = f'the limit of {plural(one.tokens, "token")} ({one.setting})'
+        of = 'of ' if limit in tasks_by_limit else 'of generations of '
+        tasks_by_limit.setdefault(limit, []).append(f'{100 * one.share:.0f} % {of}{key}')
+    notes = []
+    for limit, tasks in tasks_by_limit.items():
+        num_more = len(tasks) - SHOWN_AT_LIMIT
+        more = f' and {plural(num_more, "more task")}' if num_more > 0 else ''
+        notes.append(f'{", ".join(tasks[:SHOWN_AT_LIMIT])}{more} ended at {limit}')
     return notes
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import Problems, decode, join
 from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE
+from llmfoundry_gauntlet.results.token_limits import TokenLimitRecord
 
 COMPOSITE = 'Composite'  # the metric of categories and averages
 ORIGINS = ('sample', 'unofficial', 'own', 'published')  # of data; the first say most about what a score is worth
@@ -95,6 +96,7 @@ class TaskRecord:
     num_unscored: int = 0
     num_shortened: int = 0
     effective_shots: float | None = None
+    ended_at_limit: TokenLimitRecord | None = None
     data_origin: str | None = None
     chance: float | None = None
     categories: dict[str, TaskRecord] = field(default_factory=dict)
@@ -125,6 +127,7 @@ class DatasetRecord:
     perturbations: dict[str, dict[str, Any]]
     task: str = ''
     num_items: int = 0
+    ended_at_limit: TokenLimitRecord | None = None
     chance: float | None = None
     data_origin: str | None = None
 

@@ -247,6 +247,29 @@ def test_tables_mark_shortened_prompts_and_have_intervals_in_place_of_errors_of_
     assert '- error: the standard error, or the 95 % interval where that is 0 or unknown' in words
 
 
+def test_notes_name_the_limit_that_ended_many_generations(shown, changed):
+    """The tasks with the largest shares first, five for each limit; below a tenth there is no note.
+
+    Mutations: no threshold; every task is named; tasks in the order of the record.
+    """
+
+    def at_limit(share: float, tokens: int = 4, setting: str = 'generation_kwargs.max_new_tokens') -> dict[str, Any]:
+        return {'ended_at_limit': {'share': share, 'tokens': tokens, 'setting': setting}}
+
+    tasks = {f't{place}/0-shot': at_limit(place / 10) for place in range(1, 8)}
+    few = {RIDDLES: at_limit(0.09)}
+    long = {'long/2-shot': at_limit(1.0, 64, 'half of max_seq_len')}
+    words = ' '.join(shown(changed({**tasks, **few, **long})).split())
+    assert (
+        '- 70 % of generations of t7/0-shot, 60 % of t6/0-shot, 50 % of t5/0-shot, 40 % of t4/0-shot, '
+        '30 % of t3/0-shot and 2 more tasks ended at the limit of 4 tokens (generation_kwargs.max_new_tokens)'
+    ) in words
+    assert '- 100 % of generations of long/2-shot ended at the limit of 64 tokens (half of max_seq_len)' in words
+    assert '9 % of' not in words
+    earlier = ' '.join(shown(changed({RIDDLES: {'ended_at_limit': None}})).split())
+    assert 'ended at the limit' not in earlier
+
+
 def test_tables_of_a_pipe_have_80_columns_and_names_keep_their_shots(shown, changed):
     name = f'{"a_task_whose_name_is_" * 4}long/10-shot'
     out = shown(*(changed({name: {'num_shortened': 1}}) for _ in range(3)))
