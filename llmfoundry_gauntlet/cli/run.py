@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,6 +72,7 @@ def run(
 
     gauntlet run --model MODEL --dry-run
     """
+    from llmfoundry_gauntlet.results.interrupts import exit_on_signals, nothing_written
     from llmfoundry_gauntlet.results.report.printing import print_scores
     from llmfoundry_gauntlet.results.runs import find_evaluations
 
@@ -84,9 +85,11 @@ def run(
     check_options(context, needs=NEEDS, excludes=EXCLUDES, problems=problems)
     shared = inputs_of(given)
     if recorded is not None and out is not None:
-        recompute(recorded, out, given['gauntlet'], allow_missing=allow_missing, overwrite=overwrite)
+        with exit_on_signals(nothing_written):
+            recompute(recorded, out, given['gauntlet'], allow_missing=allow_missing, overwrite=overwrite)
     elif outputs is not None and out is not None:
-        score_outputs(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
+        with exit_on_signals(nothing_written):
+            score_outputs(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
     elif model is not None:
         settings = {'out': out, 'overwrite': overwrite, **settings_of(given, OF_MODELS), **shared}
         settings['loggers'] = dict.fromkeys(logger or ())
@@ -106,20 +109,35 @@ def inputs_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
     """Evaluate a model, or print an estimate of the cost. Raise GauntletError."""
+    from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, nothing_written
+
+    explain: Callable[[], str] = nothing_written
+    if not dry_run:
+        option = '--resume in place of --overwrite' if settings['overwrite'] else '--resume'
+        explain = Interrupted(folder=settings['out'], option=None if settings['resume'] else option)
+    with exit_on_signals(explain):
+        import_composer(model, settings['revision'])
+    # Again, as Composer replaces the handlers when it is imported.
+    with exit_on_signals(explain):
+        if not dry_run:
+            from llmfoundry_gauntlet.composer import evaluate
+
+            evaluate(model, **settings)
+            return
+        from llmfoundry_gauntlet.composer.dry_run import estimate
+        from llmfoundry_gauntlet.results.report.printing import print_estimate
+
+        print_estimate(estimate(model, **settings), form)
+
+
+def import_composer(model: str, revision: str | None) -> None:
+    """Import Composer, which takes seconds, after a look for the model. Raise ModelError."""
     from llmfoundry_gauntlet.data.hub import find_model
     from llmfoundry_gauntlet.data.stores import scheme_of
 
     if not scheme_of(model):
-        find_model(model, revision=settings['revision'])  # fail before reading data and importing torch
-    if not dry_run:
-        from llmfoundry_gauntlet.composer import evaluate
-
-        evaluate(model, **settings)
-        return
-    from llmfoundry_gauntlet.composer.dry_run import estimate
-    from llmfoundry_gauntlet.results.report.printing import print_estimate
-
-    print_estimate(estimate(model, **settings), form)
+        find_model(model, revision=revision)
+    from llmfoundry_gauntlet import composer  # noqa: F401
 
 
 def score_outputs(
@@ -211,7 +229,10 @@ def evaluate(file: File, overrides: Overrides = None) -> None:
 
     Exit status: 0 done, 1 some of several models failed, 2 the file is invalid or no model could be evaluated.
     """
+    from llmfoundry_gauntlet.results.interrupts import exit_on_signals, nothing_written
+
     start_logging()
-    from llmfoundry_gauntlet.composer.evaluate import evaluate_file
+    with exit_on_signals(nothing_written):
+        from llmfoundry_gauntlet.composer.evaluate import evaluate_file
 
     raise typer.Exit(evaluate_file(file, overrides or []))

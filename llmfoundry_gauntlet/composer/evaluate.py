@@ -39,6 +39,7 @@ from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_yam
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import check_out
+from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals
 from llmfoundry_gauntlet.results.report.printing import print_runs, print_scores
 from llmfoundry_gauntlet.results.runs import find_evaluations
 from llmfoundry_gauntlet.tasks.encode import Encoder
@@ -274,7 +275,7 @@ def evaluate_listed(config: Mapped) -> int:
     for model in config.models:
         say(f'evaluating {model.name}')
         try:
-            evaluate(**arguments_of(config, model))
+            evaluate_or_explain(arguments_of(config, model), done)
             done.append(model)
         except GauntletError as error:
             print(f'{model.name} was not evaluated:', file=sys.stderr)
@@ -284,6 +285,18 @@ def evaluate_listed(config: Mapped) -> int:
     if len(done) == len(config.models):
         return 0
     return 1 if done else 2
+
+
+def evaluate_or_explain(arguments: Mapping[str, Any], done: Sequence[ListedModel] = ()) -> None:
+    """Evaluate a model; if a signal interrupts that, say what is kept and what is done. Raise GauntletError."""
+    option = 'resume=true in place of overwrite' if arguments.get('overwrite') else 'resume=true'
+    kept = Interrupted(folder=Path(arguments['out']), option=None if arguments.get('resume') else option)
+
+    def explain() -> str:
+        return '\n'.join([kept(), *(f'done already: {model.name}' for model in done)])
+
+    with exit_on_signals(explain):
+        evaluate(**arguments)
 
 
 def print_models(out: Path, models: Sequence[ListedModel]) -> None:
@@ -309,7 +322,7 @@ def evaluate_file(path: str, overrides: list[str]) -> int:
     dist.initialize_dist(config.values.get('device') or default_device(), timeout=timeout)
     if config.models:
         return evaluate_listed(config)
-    evaluate(**config.values)
+    evaluate_or_explain(config.values)
     if dist.get_global_rank() == 0:
         print_runs(Path(config.values['out']))
     return 0

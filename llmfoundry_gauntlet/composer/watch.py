@@ -11,7 +11,6 @@ import gc
 import hashlib
 import json
 import logging
-import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -36,6 +35,7 @@ from llmfoundry_gauntlet.data.stores import Store
 from llmfoundry_gauntlet.errors import ModelError, RecordError, StoreError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, with_programs
 from llmfoundry_gauntlet.results.files import RESULTS, read_results
+from llmfoundry_gauntlet.results.interrupts import exit_on_signals
 from llmfoundry_gauntlet.types import TrainingPoint
 
 log = logging.getLogger(__name__)
@@ -83,15 +83,7 @@ def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
     dist.initialize_dist(device, timeout=DIST_TIMEOUT)
     watcher = Watcher(options, data)  # used by rank 0 only
     on_first_rank(watcher.start)
-    signals: list[int] = []
-
-    def stop(number: int, frame: object) -> None:
-        signals.append(number)
-        log.info('stopping; finished items are kept')
-        sys.exit(128 + number)
-
-    handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with exit_on_signals(going_on) as signals:
         while (step := on_first_rank(watcher.next_step)) is not None:
             if isinstance(step, Checkpoint):
                 evaluate_checkpoint(step, watcher)
@@ -99,10 +91,12 @@ def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
                 time.sleep(step)
             if signals:  # an exception from a handler is lost if it interrupts an object's finalizer
                 sys.exit(128 + signals[0])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     return watcher.table()
+
+
+def going_on() -> str:
+    """Return what is kept when the watch is interrupted, and how to go on."""
+    return 'finished items are kept, and the claim is released\nto go on: the same command again'
 
 
 class Watcher:

@@ -197,6 +197,22 @@ def check_identity(found: Identity, wanted: Identity, place: Path) -> None:
         )
 
 
+def num_finished(folder: Path) -> int:
+    """Return the number of finished items in a journal that may still be written; lines that cannot be read are none.
+
+    Unlike `read_journal` this checks and logs nothing: it is for the message of an interrupted evaluation.
+    """
+    finished: set[ItemKey] = set()
+    for path in (folder / JOURNAL).glob('*-rank*.jsonl'):
+        with contextlib.suppress(OSError):
+            for line in filter(None, lines_of(path.read_bytes())):
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    entry = json.loads(line)
+                    if ITEM in entry:
+                        finished.add(parse_sample(entry['task'], entry[ITEM]).key)
+    return len(finished)
+
+
 def next_attempt(folder: Path) -> int:
     """Return the number of the next attempt; 0 if there is no earlier one or the journal cannot be listed."""
     numbers = []
