@@ -6,6 +6,7 @@
     * MissingFileError  a data file that does not exist
   * ModelError        a model, checkpoint or tokenizer
   * RecordError       an output folder, or a file written by a run
+    * UnwrittenError    scores that could not be written, which it carries
   * StoreError        a folder, bucket or endpoint that is unavailable
 
 A caller's mistake in Python raises ValueError or TypeError as usual.
@@ -14,8 +15,10 @@ A caller's mistake in Python raises ValueError or TypeError as usual.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 MAX_LISTED = 20
 FOREIGN_ERRORS = (  # built-in errors that third-party code raises for invalid values, at any depth
@@ -63,6 +66,17 @@ class ModelError(GauntletError):
 
 class RecordError(GauntletError):
     """An output folder or a record that cannot be written or read."""
+
+
+class UnwrittenError(RecordError):
+    """Scores that could not be written to `folder`; `record` is what its results.json would have been."""
+
+    def __init__(
+        self, problems: str | Sequence[str], *, folder: Path | None = None, record: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(problems)  # the others have defaults, as unpickling on other ranks sets them later
+        self.folder = Path() if folder is None else folder
+        self.record: Mapping[str, Any] = {} if record is None else record
 
 
 class StoreError(GauntletError):

@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.cli.options import (
     start_logging,
     takes,
 )
-from llmfoundry_gauntlet.errors import ConfigError, RecordError, plural
+from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError, plural
 
 File = Annotated[
     str, typer.Argument(metavar='FILE.yaml', help='YAML file; paths in it are relative to the working directory.')
@@ -73,7 +73,7 @@ def run(
     gauntlet run --model MODEL --dry-run
     """
     from llmfoundry_gauntlet.results.interrupts import exit_on_signals, nothing_written
-    from llmfoundry_gauntlet.results.report.printing import print_scores
+    from llmfoundry_gauntlet.results.report.printing import print_scores, print_unwritten
     from llmfoundry_gauntlet.results.runs import find_evaluations
 
     start_logging()
@@ -84,16 +84,22 @@ def run(
         problems.append('--out: is missing; give the folder for results.json and samples/')
     check_options(context, needs=NEEDS, excludes=EXCLUDES, problems=problems)
     shared = inputs_of(given)
-    if recorded is not None and out is not None:
-        with exit_on_signals(nothing_written):
-            recompute(recorded, out, given['gauntlet'], allow_missing=allow_missing, overwrite=overwrite)
-    elif outputs is not None and out is not None:
-        with exit_on_signals(nothing_written):
-            score_outputs(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
-    elif model is not None:
-        settings = {'out': out, 'overwrite': overwrite, **settings_of(given, OF_MODELS), **shared}
-        settings['loggers'] = dict.fromkeys(logger or ())
-        evaluate_or_estimate(model, settings, form, dry_run=dry_run)
+    try:
+        if recorded is not None and out is not None:
+            with exit_on_signals(nothing_written):
+                recompute(recorded, out, given['gauntlet'], allow_missing=allow_missing, overwrite=overwrite)
+        elif outputs is not None and out is not None:
+            with exit_on_signals(nothing_written):
+                score_outputs(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
+        elif model is not None:
+            settings = {'out': out, 'overwrite': overwrite, **settings_of(given, OF_MODELS), **shared}
+            settings['loggers'] = dict.fromkeys(logger or ())
+            evaluate_or_estimate(model, settings, form, dry_run=dry_run)
+    except UnwrittenError as error:
+        print_unwritten(error, form)
+        if model is None:
+            raise RecordError([f'{problem}, then run the same command again' for problem in error.problems]) from error
+        raise
     if out is not None and not dry_run:
         print_scores(find_evaluations([out]), form)
 
@@ -109,12 +115,11 @@ def inputs_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
     """Evaluate a model, or print an estimate of the cost. Raise GauntletError."""
-    from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, nothing_written
+    from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, nothing_written, with_remedy
 
-    explain: Callable[[], str] = nothing_written
-    if not dry_run:
-        option = '--resume in place of --overwrite' if settings['overwrite'] else '--resume'
-        explain = Interrupted(folder=settings['out'], option=None if settings['resume'] else option)
+    option = '--resume in place of --overwrite' if settings['overwrite'] else '--resume'
+    kept = Interrupted(folder=settings['out'], option=None if settings['resume'] else option)
+    explain: Callable[[], str] = nothing_written if dry_run else kept
     with exit_on_signals(explain):
         import_composer(model, settings['revision'])
     # Again, as Composer replaces the handlers when it is imported.
@@ -122,7 +127,10 @@ def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dr
         if not dry_run:
             from llmfoundry_gauntlet.composer import evaluate
 
-            evaluate(model, **settings)
+            try:
+                evaluate(model, **settings)
+            except UnwrittenError as error:
+                raise with_remedy(error, kept) from error
             return
         from llmfoundry_gauntlet.composer.dry_run import estimate
         from llmfoundry_gauntlet.results.report.printing import print_estimate

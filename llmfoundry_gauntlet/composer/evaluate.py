@@ -36,11 +36,11 @@ from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel,
 from llmfoundry_gauntlet.config.resources import check_path
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, plain
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_yaml, suggestion
-from llmfoundry_gauntlet.errors import ConfigError, GauntletError, print_problems
+from llmfoundry_gauntlet.errors import ConfigError, GauntletError, UnwrittenError, print_problems
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import check_out
-from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals
-from llmfoundry_gauntlet.results.report.printing import print_runs, print_scores
+from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, with_remedy
+from llmfoundry_gauntlet.results.report.printing import print_runs, print_scores, print_unwritten
 from llmfoundry_gauntlet.results.runs import find_evaluations
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
@@ -296,7 +296,12 @@ def evaluate_or_explain(arguments: Mapping[str, Any], done: Sequence[ListedModel
         return '\n'.join([kept(), *(f'done already: {model.name}' for model in done)])
 
     with exit_on_signals(explain):
-        evaluate(**arguments)
+        try:
+            evaluate(**arguments)
+        except UnwrittenError as error:
+            if dist.get_global_rank() == 0:
+                print_unwritten(error)
+            raise with_remedy(error, kept) from error
 
 
 def print_models(out: Path, models: Sequence[ListedModel]) -> None:

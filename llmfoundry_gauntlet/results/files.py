@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import platform
 import re
@@ -23,7 +24,7 @@ from llmfoundry_gauntlet.config.score import MMLU_PRO, PERTURBATIONS
 from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
-from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version, plain_text
 from llmfoundry_gauntlet.metrics.comparison import spread_of_file
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
@@ -89,7 +90,7 @@ def write_records(
     earlier_seconds: float = 0.0,
     time_budget: Mapping[str, int] | None = None,
 ) -> None:
-    """Write samples and results.json, replacing an earlier evaluation as `replace_run` does. Raise RecordError.
+    """Write samples and results.json, replacing an earlier evaluation as `replace_run` does. Raise UnwrittenError.
 
     Another evaluation may reuse the items only if its `identity` is equal; `reused_items` is the number of items reused
     in this one. `started` (Unix time) is when its first attempt did, `earlier_seconds` the time of attempts before the
@@ -139,7 +140,7 @@ def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]
 
 
 def replace_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any]) -> None:
-    """Write a run, replacing an earlier one. Raise RecordError.
+    """Write a run, replacing an earlier one. Raise UnwrittenError.
 
     If interrupted at any point, the folder contains the complete old run, the complete new one, or no results.json and
     thus no run. The new run is first written to a hidden folder and synced to disk; then files are only renamed.
@@ -148,7 +149,7 @@ def replace_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any])
     try:
         write_run(new, evaluation, record)
     except OSError as error:
-        raise RecordError(f'{folder}: cannot be written: {error.strerror or error}') from error
+        raise unwritten(f'{folder}: cannot be written', error, folder, record) from error
     try:
         (folder / RESULTS).unlink(missing_ok=True)
         sync_folder(folder)
@@ -159,11 +160,18 @@ def replace_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any])
         (new / NEW_RESULTS).rename(folder / RESULTS)
         sync_folder(folder)
     except OSError as error:
-        raise RecordError(f'{folder}: the run in {new} cannot be moved here: {error.strerror or error}') from error
+        raise unwritten(f'{folder}: the run in {new} cannot be moved here', error, folder, record) from error
     for leftover in folder.glob(f'.*{UNFINISHED}'):  # of this writer, and of writers that were killed
         shutil.rmtree(leftover, ignore_errors=True)
         with contextlib.suppress(OSError):  # the leftover may be a file
             leftover.unlink(missing_ok=True)
+
+
+def unwritten(problem: str, error: OSError, folder: Path, record: Mapping[str, Any]) -> UnwrittenError:
+    """Return the error for a run that could not be written, with its scores and the first step of the remedy."""
+    remedy = 'free space there' if error.errno in (errno.ENOSPC, errno.EDQUOT) else 'make the folder writable'
+    whole: dict[str, Any] = json.loads(json_text(record))
+    return UnwrittenError(f'{problem}: {error.strerror or error}; {remedy}', folder=folder, record=whole)
 
 
 def write_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Say on Ctrl-C and SIGTERM what is kept and how to go on, and exit with the conventional status."""
+"""Say what is kept and how to go on: on Ctrl-C and SIGTERM, with the conventional exit status, and on a full disk."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from llmfoundry_gauntlet.errors import plural
+from llmfoundry_gauntlet.errors import UnwrittenError, plural
 from llmfoundry_gauntlet.results.files import RESULTS
 from llmfoundry_gauntlet.results.journal import JOURNAL, num_finished
 
@@ -90,6 +91,22 @@ class Interrupted:
         if self.option is None or not has_content:
             return 'the same command again'
         return f'the same command with {self.option}'
+
+
+def with_remedy(error: UnwrittenError, kept: Interrupted) -> UnwrittenError:
+    """Return the error with the command that writes the scores, and what it has to compute again."""
+    num_items = sum(task.get('num_items', 0) for task in recorded_tasks(error.record))
+    num_kept = num_finished(kept.folder)
+    what = 'reuses all items'
+    if num_kept < num_items:
+        what = f'reuses {num_kept} of {plural(num_items, "item")}: the journal could not be written either'
+    problems = [f'{problem}, then run {kept.command}, which {what}' for problem in error.problems]
+    return UnwrittenError(problems, folder=error.folder, record=error.record)
+
+
+def recorded_tasks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the tasks and SCORE's datasets of a record."""
+    return [*record['tasks'].values(), *(record['score'] or {}).values()]
 
 
 def nothing_written() -> str:

@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from llmfoundry_gauntlet.engine.ranks import Estimate
-from llmfoundry_gauntlet.errors import plural
+from llmfoundry_gauntlet.errors import UnwrittenError, plural
 from llmfoundry_gauntlet.metrics.comparison import p_value
 from llmfoundry_gauntlet.metrics.statistics import variance_shares, weighted_sum
 from llmfoundry_gauntlet.results.files import RESULTS, composite_record, measure_record
@@ -30,7 +30,7 @@ from llmfoundry_gauntlet.results.report.tables import (
     ends_of,
     print_tables,
 )
-from llmfoundry_gauntlet.results.runs import Run, find_evaluations
+from llmfoundry_gauntlet.results.runs import Run, find_evaluations, recorded_run
 from llmfoundry_gauntlet.types import Measure
 
 CLEAR = 0.05  # a corrected p-value below it is marked, and a trend with one is shown with its signal to noise
@@ -70,7 +70,12 @@ def print_runs(folder: Path) -> None:
     print_scores(find_evaluations([folder]))
 
 
-def print_scores(evaluations: Sequence[Run], form: str = 'table') -> None:
+def print_unwritten(error: UnwrittenError, form: str = 'table') -> None:
+    """Print the scores that could not be written."""
+    print_scores([recorded_run(error.folder, error.record)], form, with_paths=False)
+
+
+def print_scores(evaluations: Sequence[Run], form: str = 'table', *, with_paths: bool = True) -> None:
     """Print the scores of evaluations as a 'table' with the paths of their files, or as 'markdown', 'csv' or 'json'."""
     table = scores_table(evaluations, with_errors=form == 'markdown' or len(evaluations) == 1)
     if form == 'table':
@@ -78,7 +83,7 @@ def print_scores(evaluations: Sequence[Run], form: str = 'table') -> None:
         empty = [''] * (len(table.columns) - len(seconds))
         table = replace(table, parts=[*table.parts, [Row(name='seconds', cells=[*seconds, *empty])]])
     print_tables(form, [table], [asdict(row) for one in evaluations for row in one.rows])
-    for one in evaluations if form == 'table' else ():
+    for one in evaluations if form == 'table' and with_paths else ():
         print(one.folder / RESULTS)
 
 
