@@ -15,7 +15,7 @@ A caller's mistake in Python raises ValueError or TypeError as usual.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -81,6 +81,63 @@ class UnwrittenError(RecordError):
 
 class StoreError(GauntletError):
     """A folder, bucket or endpoint that is unavailable; the files in it may be intact."""
+
+
+class InvalidValuesError(ValueError):
+    """Settings with invalid values; each of the `problems` begins with the key that it is about."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__('; '.join(self.problems))
+
+
+def raise_invalid_values(problems: Iterable[str]) -> None:
+    """Raise one InvalidValuesError with all problems, if there are any."""
+    found = list(problems)
+    if found:
+        raise InvalidValuesError(found)
+
+
+class Collected:
+    """Context manager that catches GauntletErrors, so that all checks run before the first error is raised.
+
+    It can be entered several times, once for each check:
+
+        collected = Collected()
+        with collected:
+            check_one()
+        with collected:
+            check_another()
+        collected.raise_all()
+    """
+
+    def __init__(self) -> None:
+        self.errors: list[GauntletError] = []
+
+    def __enter__(self) -> Collected:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, GauntletError):
+            return False
+        self.errors.append(error)
+        return True
+
+    def add(self, error: GauntletError) -> None:
+        """Add an error that a check has returned."""
+        self.errors.append(error)
+
+    def error(self) -> GauntletError:
+        """Return one error with all problems caught so far, of the type of the first."""
+        problems = [problem for error in self.errors for problem in error.problems]
+        return type(self.errors[0])(list(dict.fromkeys(problems)))
+
+    def raise_all(self) -> None:
+        """Raise one error with all problems caught so far, if there are any."""
+        if self.errors:
+            raise self.error() from self.errors[0]
 
 
 class Caught:

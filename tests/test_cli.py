@@ -221,12 +221,12 @@ def test_an_internal_error_is_one_line_and_status_3(gauntlet: Gauntlet, monkeypa
     def fail(*_: object, **__: object) -> None:
         raise Unforeseen('first line\nsecond line')
 
-    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.load_suite', fail)
+    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.read_suite', fail)
     status, _, err = gauntlet('validate', '--tasks', TASKS)
     (line,) = err.splitlines()
     assert status == 3 and line.startswith('error: ')
     assert 'Unforeseen: first line second line' in line and '--traceback' in line
     with pytest.raises(Unforeseen):
         gauntlet('--traceback', 'validate', '--tasks', TASKS)
-    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.load_suite', lambda *_, **__: sys.exit(7))
+    monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.read_suite', lambda *_, **__: sys.exit(7))
     assert gauntlet('validate', '--tasks', TASKS)[0] == 7

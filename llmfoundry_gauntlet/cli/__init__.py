@@ -19,6 +19,7 @@ from llmfoundry_gauntlet.cli.report import compare, report, show
 from llmfoundry_gauntlet.cli.run import evaluate, export, run, train
 from llmfoundry_gauntlet.cli.watch import watch
 from llmfoundry_gauntlet.config.resources import plugin_of
+from llmfoundry_gauntlet.config.yaml import MOST_SHOWN
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
 
 app = typer.Typer(
@@ -29,7 +30,6 @@ app = typer.Typer(
 )
 
 
-MOST_SHOWN = 60  # characters of a path that is too long
 BEGINNING = """\
 The Mosaic Eval Gauntlet and SCORE. Getting started:
 

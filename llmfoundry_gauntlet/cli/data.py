@@ -174,8 +174,7 @@ def print_rows(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, f
 
 def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:
     """Run the canonical solutions of code tasks. Raise typer.Exit if one fails."""
-    from llmfoundry_gauntlet.config.settings import decode_settings
-    from llmfoundry_gauntlet.evaluation.inputs import load_data, with_programs
+    from llmfoundry_gauntlet.evaluation.inputs import load_inputs, with_programs
     from llmfoundry_gauntlet.results.external import check_solutions
 
     entries: Any = tasks
@@ -183,9 +182,7 @@ def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bo
         entries = [entry for entry in gauntlet_tasks(data_root)[0] if entry['icl_task_type'] == 'code_evaluation']
         if not entries:
             raise ConfigError(f'{data_root}: has no file of a code task; give --data-root or --tasks')
-    data = with_programs(
-        load_data(decode_settings({'tasks': entries, 'data_root': data_root, 'sandbox': sandbox}, 'data check'))
-    )
+    data = with_programs(load_inputs({'tasks': entries, 'data_root': data_root, 'sandbox': sandbox}, 'data check'))
     print_warnings((f'{task}: {reason}' for task, reason in data.unsupported.items()), err=as_json)
     checked = check_solutions(data)
     if not checked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -14,9 +14,10 @@ import typer
 from llmfoundry_gauntlet.cli.data import print_json, print_rows
 from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET, GAUNTLET_TASKS, check_options, print_warnings, takes
 from llmfoundry_gauntlet.data.published import PUBLISHED, origin_of
-from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, plural, print_problems
+from llmfoundry_gauntlet.errors import Collected, ConfigError, DataError, GauntletError, plural, print_problems
 
 if TYPE_CHECKING:
+    from llmfoundry_gauntlet.data.examples import TaskRows
     from llmfoundry_gauntlet.evaluation.suite import Suite
     from llmfoundry_gauntlet.tasks import Task
 
@@ -132,24 +133,33 @@ def validate(
 
 
 def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
-    """Print a summary and all warnings; read the data if `data_root` is given. Raise ConfigError or DataError."""
-    from llmfoundry_gauntlet.evaluation.suite import load_suite
+    """Print a summary and all warnings; read the data if `data_root` is given.
 
-    suite = load_suite(tasks, gauntlet, score, is_partial=tasks is None)
+    Raise ConfigError or DataError with every problem found, those in data of valid tasks included.
+    """
+    from llmfoundry_gauntlet.evaluation.suite import read_suite
+
+    collected = Collected()
+    suite, problems = read_suite(tasks, gauntlet, score, is_partial=tasks is None)
+    if problems:
+        collected.add(ConfigError(problems))
+    rows: Mapping[str, TaskRows] = {}
+    complete = replace(suite, tasks=tuple(task for task in suite.tasks if task.has_rows))
+    if complete.tasks and data_root is not None:
+        from llmfoundry_gauntlet.evaluation.inputs import read_data  # which loads numpy
+
+        with collected:
+            rows, _ = read_data(complete, data_root)
+    collected.raise_all()
     print_warnings(suite.warnings)
     num_score = sum(not task.metrics() for task in suite.tasks)
     if tasks is not None:
         typer.echo(f'{tasks}: {plural(len(suite.tasks) - num_score, "task")}')
     if score is not None:
-        typer.echo(f'{score}: {num_score} SCORE datasets')
+        typer.echo(f'{score}: {plural(num_score, "SCORE dataset")}')
     if suite.gauntlet is not None:
-        num_categories = len(suite.gauntlet.categories)
-        typer.echo(f'{gauntlet}: {num_categories} categor{"y" if num_categories == 1 else "ies"}')
-    complete = replace(suite, tasks=tuple(task for task in suite.tasks if task.has_rows))
-    if complete.tasks and data_root is not None:
-        from llmfoundry_gauntlet.evaluation.inputs import read_data  # which loads numpy
-
-        rows, _ = read_data(complete, data_root)
+        typer.echo(f'{gauntlet}: {plural(len(suite.gauntlet.categories), "category")}')
+    if rows:
         print_warnings([warning for found in rows.values() for warning in found.warnings])
         num_rows = sum(len(found.examples) for found in rows.values())
         typer.echo(f'{data_root}: {plural(num_rows, "row")} of {plural(len(rows), "task")}')

@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.cli.options import (
     start_logging,
     takes,
 )
-from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError, plural
+from llmfoundry_gauntlet.errors import Collected, ConfigError, RecordError, UnwrittenError, plural
 
 File = Annotated[
     str, typer.Argument(metavar='FILE.yaml', help='YAML file; paths in it are relative to the working directory.')
@@ -82,18 +82,30 @@ def run(
         problems.append('give one of --model, --outputs and --from (a model, generations, an earlier run)')
     if out is None and not dry_run:
         problems.append('--out: is missing; give the folder for results.json and samples/')
-    check_options(context, needs=NEEDS, excludes=EXCLUDES, problems=problems)
-    shared = inputs_of(given)
+    collected = Collected()
+    with collected:
+        check_options(context, needs=NEEDS, excludes=EXCLUDES, problems=problems)
+    settings: dict[str, Any] = {}
+    with collected:
+        settings = inputs_of(given)
+    if model is not None:
+        settings.update(out=out, overwrite=overwrite, loggers=dict.fromkeys(logger or ()))
+        with collected:
+            settings.update(settings_of(given, OF_MODELS))
+        with collected, exit_on_signals(nothing_written):
+            check_model(model, settings)
+    if collected.errors and recorded is None:
+        with collected:
+            check_everything(model, settings)
+    collected.raise_all()
     try:
         if recorded is not None and out is not None:
             with exit_on_signals(nothing_written):
                 recompute(recorded, out, given['gauntlet'], allow_missing=allow_missing, overwrite=overwrite)
         elif outputs is not None and out is not None:
             with exit_on_signals(nothing_written):
-                score_outputs(outputs, out, shared, form, allow_missing=allow_missing, overwrite=overwrite)
+                score_outputs(outputs, out, settings, form, allow_missing=allow_missing, overwrite=overwrite)
         elif model is not None:
-            settings = {'out': out, 'overwrite': overwrite, **settings_of(given, OF_MODELS), **shared}
-            settings['loggers'] = dict.fromkeys(logger or ())
             evaluate_or_estimate(model, settings, form, dry_run=dry_run)
     except UnwrittenError as error:
         print_unwritten(error, form)
@@ -113,6 +125,27 @@ def inputs_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def check_model(model: str, settings: Mapping[str, Any]) -> None:
+    """Raise ModelError for a model that cannot be found, before data is read and torch imported."""
+    from llmfoundry_gauntlet.data.hub import find_model
+    from llmfoundry_gauntlet.data.stores import scheme_of
+
+    if not scheme_of(model):
+        find_model(model, revision=settings.get('revision'))
+
+
+def check_everything(model: str | None, settings: Mapping[str, Any]) -> None:
+    """Check all settings, tasks and data, for the remaining errors of a run that cannot start. Raise GauntletError."""
+    from llmfoundry_gauntlet.composer.evaluate import check_arguments
+    from llmfoundry_gauntlet.evaluation.inputs import load_inputs
+
+    if model is None:
+        load_inputs(settings, 'run')
+    else:  # options without effect are reported already
+        repair_journal = settings.get('repair_journal') and settings.get('resume')
+        check_arguments({'model': model, **settings, 'repair_journal': bool(repair_journal)})
+
+
 def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
     """Evaluate a model, or print an estimate of the cost. Raise GauntletError."""
     from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, nothing_written, with_remedy
@@ -121,7 +154,7 @@ def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dr
     kept = Interrupted(folder=settings['out'], option=None if settings['resume'] else option)
     explain: Callable[[], str] = nothing_written if dry_run else kept
     with exit_on_signals(explain):
-        import_composer(model, settings['revision'])
+        from llmfoundry_gauntlet import composer  # noqa: F401  # which takes seconds
     # Again, as Composer replaces the handlers when it is imported.
     with exit_on_signals(explain):
         if not dry_run:
@@ -138,29 +171,24 @@ def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dr
         print_estimate(estimate(model, **settings), form)
 
 
-def import_composer(model: str, revision: str | None) -> None:
-    """Import Composer, which takes seconds, after a look for the model. Raise ModelError."""
-    from llmfoundry_gauntlet.data.hub import find_model
-    from llmfoundry_gauntlet.data.stores import scheme_of
-
-    if not scheme_of(model):
-        find_model(model, revision=revision)
-    from llmfoundry_gauntlet import composer  # noqa: F401
-
-
 def score_outputs(
     outputs: Path, out: Path, settings: dict[str, Any], form: Form, *, allow_missing: bool, overwrite: bool
 ) -> None:
     """Score the generations in a file and write the records. Raise GauntletError."""
-    from llmfoundry_gauntlet.config.settings import decode_settings
-    from llmfoundry_gauntlet.evaluation.inputs import load_data
+    from llmfoundry_gauntlet.evaluation.inputs import load_inputs
     from llmfoundry_gauntlet.results.external import read_answers, score_answers
     from llmfoundry_gauntlet.results.files import check_out, write_records
 
-    check_out(out, overwrite=overwrite)
-    data = load_data(decode_settings({**settings, 'save_folder': str(out)}, 'run'))
+    collected = Collected()
+    with collected:
+        check_out(out, overwrite=overwrite)
+    with collected:
+        data = load_inputs({**settings, 'save_folder': str(out)}, 'run')
+    with collected:
+        answers = read_answers(outputs)
+    collected.raise_all()
     print_warnings(data.warnings, err=form in (Form.CSV, Form.JSON))
-    evaluation = score_answers(data, read_answers(outputs), allow_missing=allow_missing)
+    evaluation = score_answers(data, answers, allow_missing=allow_missing)
     model = {'name': str(outputs), 'class': None, 'num_parameters': None}
     write_records(out, evaluation, model=model, environment={'python': platform.python_version()}, training=None)
 
@@ -173,9 +201,14 @@ def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing
 
     if recorded.resolve() == out.resolve():
         raise ConfigError(f'{out}: is the earlier run itself; give another folder')
-    check_out(out, overwrite=overwrite)
-    run = read_run(recorded)
-    spec = load_suite(None, gauntlet).gauntlet
+    collected = Collected()
+    with collected:
+        check_out(out, overwrite=overwrite)
+    with collected:
+        run = read_run(recorded)
+    with collected:
+        spec = load_suite(None, gauntlet).gauntlet
+    collected.raise_all()
     write_again(out, summarize_again(run, spec, allow_missing=allow_missing), run.record)
 
 
@@ -196,8 +229,7 @@ def export(
 
     gauntlet export --tasks yamls/tasks/gauntlet_v0.1.yaml --out requests.jsonl
     """
-    from llmfoundry_gauntlet.config.settings import decode_settings
-    from llmfoundry_gauntlet.evaluation.inputs import load_data
+    from llmfoundry_gauntlet.evaluation.inputs import load_inputs
     from llmfoundry_gauntlet.results.external import request_lines
     from llmfoundry_gauntlet.results.files import write_lines
 
@@ -205,7 +237,7 @@ def export(
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
     check_options(context, needs={'gauntlet': ('precision_target', 'only')})
     settings = {**inputs_of(given), **settings_of(given, CHAT)}
-    data = load_data(decode_settings(settings, 'export'))
+    data = load_inputs(settings, 'export')
     print_warnings(data.warnings)
     encoder = None
     if tokenizer is not None:

@@ -46,10 +46,10 @@ from llmfoundry_gauntlet.composer.records import (
 from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
 from llmfoundry_gauntlet.composer.trainer_loop import after_each_evaluation, run_evaluator, trainer_of
 from llmfoundry_gauntlet.config.resources import path_problem
-from llmfoundry_gauntlet.config.settings import INTERVAL_WORDS, decode_settings
+from llmfoundry_gauntlet.config.settings import INTERVAL_WORDS
 from llmfoundry_gauntlet.engine.model import is_sharded
 from llmfoundry_gauntlet.errors import ConfigError, ModelError, plural
-from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.inputs import load_inputs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.metrics.composites import Sizes
 from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, write_records
@@ -134,7 +134,7 @@ class EvalGauntlet(Callback):
     """
 
     def __init__(self, **settings: Any) -> None:
-        self.data = load_data(decode_settings(settings))
+        self.data = load_inputs(settings)
         self.settings = self.data.settings
         self.schedule = EvaluationSchedule(self.settings.interval)
         self.loader: EvaluationLoader | None = None

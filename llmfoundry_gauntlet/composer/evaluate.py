@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from composer import Trainer
 from composer.core import Precision
+from composer.loggers import LoggerDestination
 from composer.utils import FSDPConfig, dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
@@ -33,10 +34,11 @@ from llmfoundry_gauntlet.composer.models import (
 from llmfoundry_gauntlet.composer.records import raised_on_all_ranks
 from llmfoundry_gauntlet.composer.runner import longest_prompt
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, Mapped, map_evaluation
-from llmfoundry_gauntlet.config.resources import check_path
-from llmfoundry_gauntlet.config.settings import EvaluationSettings, plain
-from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_yaml, suggestion
-from llmfoundry_gauntlet.errors import ConfigError, GauntletError, UnwrittenError, print_problems
+from llmfoundry_gauntlet.config.resources import path_problems
+from llmfoundry_gauntlet.config.settings import EvaluationSettings, decode_settings, plain
+from llmfoundry_gauntlet.config.yaml import Problems, decode_partly, describe, read_yaml, suggestion
+from llmfoundry_gauntlet.errors import Collected, ConfigError, GauntletError, UnwrittenError, print_problems
+from llmfoundry_gauntlet.evaluation.inputs import check_files
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import check_out
 from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, with_remedy
@@ -74,14 +76,15 @@ class RunSettings(ModelSettings):
     resume: bool = False
     repair_journal: bool = False
 
-    def __post_init__(self) -> None:
-        ModelSettings.__post_init__(self)
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
+        yield from ModelSettings.problems(self)
         if self.repair_journal and not self.resume:
-            raise ValueError('repair_journal has no effect without resume')
+            yield 'repair_journal: has no effect without resume'
         if self.out is None and self.resume:
-            raise ValueError('resume needs out, the folder of the interrupted evaluation')
-        check_path('out', self.out)
-        check_path('run_name', self.run_name)
+            yield 'resume: needs out, the folder of the interrupted evaluation'
+        yield from path_problems('out', self.out)
+        yield from path_problems('run_name', self.run_name)
 
 
 OWN = tuple(item.name for item in fields(RunSettings))
@@ -108,14 +111,9 @@ def opened(model: str | Path, **settings: Any) -> Iterator[tuple[Trainer, EvalGa
 
     The settings are those of `evaluate` and are validated here.
     """
-    run = run_settings({'model': model, **settings}, 'evaluate')
-    device, precision = hardware_of(run)
-    loggers = build_loggers(run.loggers) if isinstance(run.loggers, Mapping) else run.loggers
-    if run.out is not None:
-        check_out(Path(run.out), overwrite=run.overwrite, resume=run.resume)
-    callback = EvalGauntlet(
-        **{name: value for name, value in settings.items() if name in SETTINGS}, save_folder=run.out
-    )
+    arguments = check_arguments({'model': model, **settings})
+    run, callback, loggers = arguments.run, arguments.callback, arguments.loggers
+    device, precision = arguments.device, arguments.precision
     callback.resuming = Resuming(wanted=run.resume, required=True, repair=run.repair_journal)
     dist.initialize_dist(device, timeout=run.dist_timeout)
     with open_model(**{item.name: getattr(run, item.name) for item in fields(ModelSettings)}) as source:
@@ -140,16 +138,55 @@ def opened(model: str | Path, **settings: Any) -> Iterator[tuple[Trainer, EvalGa
         trainer.engine.close()  # not `trainer.close`, in which ranks wait for each other even after an error
 
 
-def run_settings(
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Arguments:
+    """The arguments of `evaluate`, all of them valid, and the callback with tasks and data."""
+
+    run: RunSettings
+    device: str
+    precision: str
+    loggers: Sequence[LoggerDestination]
+    callback: EvalGauntlet
+
+
+def check_arguments(values: Mapping[str, Any]) -> Arguments:
+    """Check the arguments of `evaluate`, and load tasks and data. Raise GauntletError with every problem found."""
+    collected = Collected()
+    run, problems = decode_run(values, 'evaluate')
+    if problems:
+        collected.add(ConfigError(problems))
+    hardware: tuple[str, str] | None = None
+    loggers: Sequence[LoggerDestination] = ()
+    callback: EvalGauntlet | None = None
+    if run is not None:
+        with collected:
+            hardware = hardware_of(run)
+        with collected:
+            loggers = build_loggers(run.loggers) if isinstance(run.loggers, Mapping) else run.loggers
+        with collected:
+            if run.out is not None:
+                check_out(Path(run.out), overwrite=run.overwrite, resume=run.resume)
+    with collected:
+        settings = {name: value for name, value in values.items() if name in SETTINGS}
+        callback = EvalGauntlet(**settings, save_folder=None if run is None or problems else run.out)
+    collected.raise_all()
+    assert run is not None and hardware is not None and callback is not None
+    device, precision = hardware
+    return Arguments(run=run, device=device, precision=precision, loggers=loggers, callback=callback)
+
+
+def decode_run(
     values: Mapping[str, Any], source: str, *, required: Sequence[str] = (), further: Iterable[str] = ()
-) -> RunSettings:
-    """Decode the RunSettings among the arguments of `evaluate`. Raise ConfigError with every invalid key and value.
+) -> tuple[RunSettings | None, list[str]]:
+    """Decode the RunSettings among the arguments of `evaluate`; return them as far as valid, and all problems.
 
     `further` are more keys to suggest for an unknown one.
     """
     values = {name: plain(value) for name, value in values.items()}
     problems = Problems(source)
-    run: RunSettings = decode(RunSettings, {key: values[key] for key in values if key in OWN}, '', problems)
+    run: RunSettings | None = decode_partly(
+        RunSettings, {key: values[key] for key in values if key in OWN}, '', problems
+    )
     for name, value in values.items():
         if name in TRAINING_KEYS:
             problems.add(name, 'only applies in training; an evaluation alone runs once and writes to out')
@@ -160,19 +197,30 @@ def run_settings(
     for name in required:
         if name not in values:
             problems.add('', f"the key '{name}' is missing")
-    if problems.found:
-        raise ConfigError(problems.found)
+    return run, problems.found
+
+
+def run_settings(values: Mapping[str, Any], source: str) -> RunSettings:
+    """Decode the RunSettings among the arguments of `evaluate`. Raise ConfigError with every problem found."""
+    run, problems = decode_run(values, source)
+    if problems or run is None:
+        raise ConfigError(problems)
     return run
 
 
 def hardware_of(run: RunSettings) -> tuple[str, str]:
-    """Return the device and precision, by default those of the machine. Raise ConfigError."""
+    """Return the device and precision, by default those of the machine. Raise ConfigError with every problem found."""
     device = run.device or default_device()
     half = 'amp_fp16' if run.dtype == 'float16' else 'amp_bf16'
     precision = run.precision or ('fp32' if device == 'cpu' else half)
-    check_device(device)
-    check_precision(precision, device)
-    check_fsdp(run.fsdp_config, device)
+    collected = Collected()
+    with collected:
+        check_device(device)
+    with collected:
+        check_precision(precision, device)
+    with collected:
+        check_fsdp(run.fsdp_config, device)
+    collected.raise_all()
     return device, precision
 
 
@@ -250,13 +298,35 @@ def check_choice(name: str, value: str, allowed: list[str] | tuple[str, ...]) ->
 
 
 def read_config(path: str, overrides: list[str]) -> Mapped:
-    """Read a YAML file, apply `key=value` overrides and validate it. Raise ConfigError."""
-    mapped = map_evaluation(read_yaml(path, overrides), source=path, num_ranks=dist.get_world_size())
-    if not mapped.models:
-        run_settings(mapped.values, path, required=('out',), further=EVALUATION_KEYS)
-    for model in mapped.models:
-        run_settings(arguments_of(mapped, model), path, required=('out',), further=EVALUATION_KEYS)
+    """Read a YAML file, apply `key=value` overrides and validate it. Raise GauntletError with every problem found."""
+    values = read_yaml(path, overrides)
+    collected = Collected()
+    mapped = Mapped(values=values)
+    with collected:
+        mapped = map_evaluation(values, source=path, num_ranks=dist.get_world_size())
+    everyones = [arguments_of(mapped, model) for model in mapped.models] or [mapped.values]
+    for arguments in everyones:
+        with collected:
+            check_keys(arguments, path)
+    if collected.errors:
+        with collected:  # what the files hold is checked later, unless this ends here
+            check_files(everyones[0])
+    collected.raise_all()
     return mapped
+
+
+def check_keys(arguments: Mapping[str, Any], path: str) -> None:
+    """Check the keys and values of a YAML file for one model. Raise ConfigError with every problem found."""
+    collected = Collected()
+    run, problems = decode_run(arguments, path, required=('out',), further=EVALUATION_KEYS)
+    if problems:
+        collected.add(ConfigError(problems))
+    if run is not None:
+        with collected:
+            hardware_of(run)
+    with collected:
+        decode_settings({key: value for key, value in arguments.items() if key in SETTINGS}, path)
+    collected.raise_all()
 
 
 def arguments_of(config: Mapped, model: ListedModel) -> dict[str, Any]:

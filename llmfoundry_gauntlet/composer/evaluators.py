@@ -12,9 +12,8 @@ from torchmetrics import Metric
 
 from llmfoundry_gauntlet.composer.loop import EvaluationLoader, Step, make_evaluator
 from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
-from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.evaluation.inputs import load_inputs
 from llmfoundry_gauntlet.evaluation.run import one_task
 from llmfoundry_gauntlet.metrics.keys import error_name, is_logged, task_group, with_errors
 from llmfoundry_gauntlet.tasks import metrics_of
@@ -61,7 +60,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
         raise ConfigError('score: not available for single evaluators; use the callback EvalGauntlet(score=...)')
     if settings.get('time_budget') is not None:
         raise ConfigError('time_budget: is divided among tasks; use the callback EvalGauntlet(time_budget=...)')
-    data = load_data(decode_settings({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators'))
+    data = load_inputs({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators')
     prepared_tasks = prepare_for_model(data, unwrapped(model))
     evaluators = []
     metrics: dict[str, TaskMetric] = {}

@@ -25,7 +25,7 @@ from composer.utils import MissingConditionalImportError, dist
 from packaging.requirements import Requirement
 
 from llmfoundry_gauntlet.config.yaml import describe, suggestion
-from llmfoundry_gauntlet.errors import Caught, ConfigError, plural
+from llmfoundry_gauntlet.errors import Caught, Collected, ConfigError, plural
 from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS
 
 Builders = Mapping[str, Callable[..., Any]]
@@ -118,15 +118,22 @@ def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint
 def build_each(part: str, known: Builders, chosen: Mapping[str, Any] | None) -> list[Any]:
     """Build an object for each entry of a section such as `loggers`, in the order of the file; None: no arguments.
 
-    Raise one ConfigError that lists every unknown name and argument.
+    Raise one GauntletError with every unknown name and argument, and every value that an object refuses.
     """
     if chosen is not None and not isinstance(chosen, Mapping):
         raise ConfigError(f'{part}: is {describe(chosen)}; allowed: a mapping with {", ".join(known)}')
     entries = {name: {} if arguments is None else arguments for name, arguments in (chosen or {}).items()}
-    problems = [problem for name, arguments in entries.items() for problem in check(part, known, name, arguments)]
-    if problems:
-        raise ConfigError(problems)
-    return [build(part, known, name, arguments) for name, arguments in entries.items()]
+    collected = Collected()
+    built = []
+    for name, arguments in entries.items():
+        problems = check(part, known, name, arguments)
+        if problems:
+            collected.add(ConfigError(problems))
+            continue
+        with collected:
+            built.append(build(part, known, name, arguments))
+    collected.raise_all()
+    return built
 
 
 def check(part: str, known: Builders, name: str, arguments: Any) -> list[str]:

@@ -32,10 +32,18 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     read_sharded,
     reason_of,
 )
+from llmfoundry_gauntlet.config.resources import path_problems
 from llmfoundry_gauntlet.config.yaml import describe, suggestion
 from llmfoundry_gauntlet.data.hub import download_weights, find_folder, find_model, is_from_hub
 from llmfoundry_gauntlet.data.stores import scheme_of
-from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError, tokenizer_errors
+from llmfoundry_gauntlet.errors import (
+    Caught,
+    ConfigError,
+    InvalidValuesError,
+    ModelError,
+    raise_invalid_values,
+    tokenizer_errors,
+)
 from llmfoundry_gauntlet.types import TrainingPoint
 
 GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'
@@ -69,8 +77,14 @@ class ModelSettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
         if self.dtype not in DTYPES:
-            raise ValueError(f'dtype: is {self.dtype!r}{suggestion(self.dtype, DTYPES)}')
+            yield f'dtype: is {self.dtype!r}{suggestion(self.dtype, DTYPES)}'
+        for name in ('model', 'tokenizer', 'model_config', 'adapter'):
+            yield from path_problems(name, getattr(self, name))
 
 
 def load_config(name: str, settings: ModelSettings) -> PretrainedConfig:
@@ -175,9 +189,12 @@ class ModelSource:
 def open_model(model: str, **settings: Any) -> Iterator[ModelSource]:
     """Open a model with these ModelSettings; a copy from an object store is deleted when the context ends.
 
-    All ranks must call this. Raise ModelError or StoreError.
+    All ranks must call this. Raise ConfigError, ModelError or StoreError.
     """
-    wanted = ModelSettings(model=model, **settings)
+    try:
+        wanted = ModelSettings(model=model, **settings)
+    except InvalidValuesError as error:
+        raise ConfigError(error.problems) from error
     if wanted.adapter is not None:
         find_folder(wanted.adapter)  # raises before anything is loaded
     if not scheme_of(model):

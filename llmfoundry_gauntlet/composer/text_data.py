@@ -25,7 +25,7 @@ from filelock import FileLock
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, raise_invalid_values
 from llmfoundry_gauntlet.tasks.encode import tokenizer_fingerprint
 
 log = logging.getLogger('llmfoundry_gauntlet')
@@ -47,8 +47,12 @@ class TrainDataConfig:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
         if not self.path:
-            raise ValueError('path: is an empty list; give at least one file')
+            yield 'path: is an empty list; give at least one file'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from composer.callbacks import (
     RuntimeEstimator,
     SpeedMonitor,
 )
-from composer.core import State, Time, TimeUnit
+from composer.core import Algorithm, Callback, State, Time, TimeUnit
+from composer.loggers import LoggerDestination
 from composer.optim import (
     ComposerScheduler,
     ConstantWithWarmupScheduler,
@@ -40,9 +42,9 @@ from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_log
 from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, mark_blocks_for_fsdp
 from llmfoundry_gauntlet.composer.text_data import TrainDataConfig, build_dataloader
 from llmfoundry_gauntlet.config.llm_foundry import map_training
-from llmfoundry_gauntlet.config.resources import check_path
+from llmfoundry_gauntlet.config.resources import path_problem, path_problems
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_yaml, suggestion
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import Collected, ConfigError, raise_invalid_values
 from llmfoundry_gauntlet.results.report.printing import print_runs
 
 UNITS = tuple(unit.value for unit in TimeUnit)  # of Composer's times
@@ -107,10 +109,14 @@ class ModelConfig:
     config: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key if it is about one, for each value that is not allowed."""
         if (self.pretrained is None) == (self.config is None):
-            raise ValueError("give one of 'pretrained' and 'config'")
+            yield "give one of 'pretrained' and 'config'"
         if self.config is not None and 'model_type' not in self.config:
-            raise ValueError("'config' lacks the key 'model_type', such as llama")
+            yield "'config' lacks the key 'model_type', such as llama"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +130,14 @@ class OptimizerConfig:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
         if self.name != 'adamw':
-            raise ValueError(f'there is no optimizer {self.name!r}; allowed: adamw')
+            yield f'name: there is no optimizer {self.name!r}; allowed: adamw'
         if len(self.betas) != 2:
-            raise ValueError(f'betas has {len(self.betas)} values; allowed: 2')
+            yield f'betas: has {len(self.betas)} values; allowed: 2'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +150,12 @@ class SchedulerConfig:
     decay_share: float | None = None  # share of the training that decays, for warmup_stable_decay
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
         if self.name not in SCHEDULERS:
-            raise ValueError(f'there is no scheduler {self.name!r}{suggestion(self.name, SCHEDULERS)}')
+            yield f'name: there is no scheduler {self.name!r}{suggestion(self.name, SCHEDULERS)}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,15 +193,20 @@ class TrainConfig:
     console_log_interval: Any = '1ba'
 
     def __post_init__(self) -> None:
-        check_path('run_name', self.run_name)  # the name of folders of records, checkpoints and loggers
-        check_path('save_folder', self.save_folder)
-        check_time('max_duration', self.max_duration, units=[unit for unit in UNITS if unit != SHARE_OF_TRAINING])
-        check_time('save_interval', self.save_interval)
-        check_time('console_log_interval', self.console_log_interval)
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
+        yield from path_problems('run_name', self.run_name)  # the name of folders of records, checkpoints and loggers
+        yield from path_problems('save_folder', self.save_folder)
+        units = [unit for unit in UNITS if unit != SHARE_OF_TRAINING]
+        yield from time_problems('max_duration', self.max_duration, units=units)
+        yield from time_problems('save_interval', self.save_interval)
+        yield from time_problems('console_log_interval', self.console_log_interval)
 
 
-def check_time(name: str, value: Any, units: Sequence[str] = UNITS) -> None:
-    """Raise ValueError unless the value is a Composer time above 0 in one of these units."""
+def time_problems(name: str, value: Any, units: Sequence[str] = UNITS) -> Iterator[str]:
+    """Yield a problem unless the value is a Composer time above 0 in one of these units."""
     time = None
     if isinstance(value, str):
         with contextlib.suppress(ValueError, TypeError):  # Composer's errors for a text that is no time
@@ -196,23 +215,81 @@ def check_time(name: str, value: Any, units: Sequence[str] = UNITS) -> None:
         return
     number = value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 40
     examples = f'{number}ba (batches), 2ep (epochs) or 1000000tok (tokens)'
-    raise ValueError(
+    yield (
         f'{name}: is {describe(value)}; allowed: a number above 0 with its unit, such as {examples}; '
         f'units: {", ".join(units)}'
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Components:
+    """The parts of a training that are built before its model and data."""
+
+    callbacks: Sequence[Callback]
+    algorithms: Sequence[Algorithm]
+    loggers: Sequence[LoggerDestination]
 
 
 def read_config(path: str, overrides: list[str], *, num_ranks: int = 1) -> tuple[TrainConfig, tuple[str, ...]]:
     """Return the checked settings of a YAML file with overrides such as `optimizer.lr=1e-3` applied.
 
     llm-foundry's top-level ICL keys are moved into the callback; the returned lines report the translation of each key.
+    Raise GauntletError with every problem found, those of callbacks, loggers, tokenizer and data included.
     """
     mapped = map_training(read_yaml(path, overrides), source=path, num_ranks=num_ranks)
     problems = Problems(path)
     config = decode(TrainConfig, mapped.values, '', problems)
-    if problems.found:
-        raise ConfigError(problems.found)
-    return config, mapped.lines
+    if not problems.found:
+        return config, mapped.lines
+    collected = Collected()
+    collected.add(ConfigError(problems.found))
+    with collected:
+        build_components(mapped.values)
+    with collected:
+        check_files(mapped.values)
+    raise collected.error()
+
+
+def build_components(values: Mapping[str, Any]) -> Components:
+    """Build callbacks, algorithms and loggers from the values of a training YAML.
+
+    Values of the wrong type are left out; decoding TrainConfig reports them. Raise GauntletError with every problem
+    found.
+    """
+    collected = Collected()
+    callbacks: Sequence[Callback] = ()
+    algorithms: Sequence[Algorithm] = ()
+    loggers: Sequence[LoggerDestination] = ()
+    with collected:
+        callbacks = build_each('callbacks', CALLBACKS, mapping_in(values, 'callbacks'))
+    with collected:
+        algorithms = build_each('algorithms', ALGORITHMS, mapping_in(values, 'algorithms'))
+    with collected:
+        loggers = build_loggers(mapping_in(values, 'loggers'))
+    collected.raise_all()
+    return Components(callbacks=callbacks, algorithms=algorithms, loggers=loggers)
+
+
+def check_files(values: Mapping[str, Any]) -> None:
+    """Raise GauntletError if the tokenizer or the data that a training YAML names cannot be read."""
+    collected = Collected()
+    name = mapping_in(values, 'tokenizer').get('name')
+    if isinstance(name, str):
+        with collected:
+            load_tokenizer(name)
+    paths = mapping_in(values, 'train_data').get('path')
+    for path in paths if isinstance(paths, (list, tuple)) else ():
+        if problem := path_problem(str(path)):
+            collected.add(ConfigError(f'train_data.path: {problem}'))
+        elif not Path(str(path)).is_file():
+            collected.add(ConfigError(f'train_data.path: there is no file {path}'))
+    collected.raise_all()
+
+
+def mapping_in(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the mapping of a key; an empty one if there is none."""
+    value = values.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> Any:
@@ -238,11 +315,35 @@ def rows_per_rank(config: TrainConfig) -> int:
     return rows
 
 
+def check_components(config: TrainConfig) -> Components:
+    """Check the settings against machine and ranks, and return the components. Raise GauntletError with every problem.
+
+    Tasks and data of the evaluation are loaded here, before any model.
+    """
+    collected = Collected()
+    components: Components | None = None
+    device = config.device or default_device()
+    with collected:
+        check_fsdp(config.fsdp_config, device)
+    with collected:
+        if config.precision is not None:
+            check_precision(config.precision, device)
+    with collected:
+        rows_per_rank(config)
+    with collected:
+        components = build_components(asdict(config))
+    with collected:
+        check_files(asdict(config))
+    collected.raise_all()
+    assert components is not None
+    return components
+
+
 def build_trainer(config: TrainConfig) -> Trainer:
     """Build the Trainer with all its components; the weights of a new model depend only on the seed."""
     if config.cpu_threads is not None:
         torch.set_num_threads(config.cpu_threads)
-    callbacks = build_each('callbacks', CALLBACKS, config.callbacks)  # first, because they validate tasks and data
+    components = check_components(config)
     reproducibility.seed_all(config.seed)
     tokenizer = load_tokenizer(config.tokenizer.name)
     model = build_model(config.model, tokenizer=tokenizer, max_seq_len=config.max_seq_len)
@@ -269,9 +370,9 @@ def build_trainer(config: TrainConfig) -> Trainer:
             weight_decay=config.optimizer.weight_decay,
         ),
         schedulers=build_each('scheduler', SCHEDULERS, {config.scheduler.name: of_scheduler}),
-        algorithms=build_each('algorithms', ALGORITHMS, config.algorithms),
-        callbacks=callbacks,
-        loggers=build_loggers(config.loggers),
+        algorithms=list(components.algorithms),
+        callbacks=list(components.callbacks),
+        loggers=list(components.loggers),
         parallelism_config=None if config.fsdp_config is None else {'fsdp': config.fsdp_config},
         progress_bar=config.progress_bar and sys.stderr.isatty(),  # in a log file it would be thousands of lines
         **{key: getattr(config, key) for key in UNCHANGED},
@@ -292,10 +393,6 @@ def train(path: str, overrides: list[str]) -> None:
     config, lines = read_config(path, overrides, num_ranks=dist.get_world_size())
     if lines and dist.get_global_rank() == 0:
         print('\n'.join(lines), flush=True)
-    device = config.device or default_device()
-    check_fsdp(config.fsdp_config, device)
-    if config.precision is not None:
-        check_precision(config.precision, device)
     trainer = build_trainer(config)
     state = trainer.state
     if state.max_duration is not None and state.timestamp >= state.max_duration:  # `fit` would raise an error

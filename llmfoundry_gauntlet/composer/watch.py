@@ -30,10 +30,10 @@ from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, hardware_of, ope
 from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
 from llmfoundry_gauntlet.composer.records import on_first_rank
-from llmfoundry_gauntlet.config.settings import CHAT, decode_settings
+from llmfoundry_gauntlet.config.settings import CHAT
 from llmfoundry_gauntlet.data.stores import Store
-from llmfoundry_gauntlet.errors import ModelError, RecordError, StoreError
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data, with_programs
+from llmfoundry_gauntlet.errors import Collected, ModelError, RecordError, StoreError
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs, with_programs
 from llmfoundry_gauntlet.results.files import RESULTS, read_results
 from llmfoundry_gauntlet.results.interrupts import exit_on_signals
 from llmfoundry_gauntlet.types import TrainingPoint
@@ -77,9 +77,7 @@ def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
     evaluated is reported and skipped. SIGTERM and SIGINT release the claim and raise SystemExit. All ranks of the
     `composer` launcher call this; rank 0 lists and decides.
     """
-    device, _ = hardware_of(run_settings({**options.model, 'model': options.folder}, 'watch'))
-    build_loggers(options.loggers)
-    data = with_programs(load_data(decode_settings({**options.settings, 'save_folder': str(options.out)}, 'watch')))
+    device, data = check_options(options)
     dist.initialize_dist(device, timeout=DIST_TIMEOUT)
     watcher = Watcher(options, data)  # used by rank 0 only
     on_first_rank(watcher.start)
@@ -97,6 +95,21 @@ def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
 def going_on() -> str:
     """Return what is kept when the watch is interrupted, and how to go on."""
     return 'finished items are kept, and the claim is released\nto go on: the same command again'
+
+
+def check_options(options: WatchSettings) -> tuple[str, EvaluationData]:
+    """Return the device, and tasks and data. Raise GauntletError with every problem found."""
+    collected = Collected()
+    device, data = '', None
+    with collected:
+        device, _ = hardware_of(run_settings({**options.model, 'model': options.folder}, 'watch'))
+    with collected:
+        build_loggers(options.loggers)
+    with collected:
+        data = load_inputs({**options.settings, 'save_folder': str(options.out)}, 'watch')
+    collected.raise_all()
+    assert data is not None
+    return device, with_programs(data)
 
 
 class Watcher:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -49,11 +49,11 @@ def path_problem(path: str) -> str | None:
     return None
 
 
-def check_path(key: str, path: str | None) -> None:
-    """Raise ValueError if the value of a key cannot be the path of a file or folder; None is allowed."""
+def path_problems(key: str, path: str | None) -> Iterator[str]:
+    """Yield a problem if the value of a key cannot be the path of a file or folder; None is allowed."""
     problem = None if path is None else path_problem(path)
     if problem is not None:
-        raise ValueError(f'{key}: {problem}')
+        yield f'{key}: {problem}'
 
 
 def cache_folder(part: str) -> Path | None:

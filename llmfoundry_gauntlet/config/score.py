@@ -7,15 +7,16 @@ One entry is one dataset with all its perturbations. Defaults are those of the p
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.resources import PERTURBATIONS as PERTURBATIONS_GROUP
-from llmfoundry_gauntlet.config.resources import installed
-from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, check_label, task_key
+from llmfoundry_gauntlet.config.resources import installed, path_problems
+from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, label_problems, task_key
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_key, source_name
+from llmfoundry_gauntlet.errors import raise_invalid_values
 
 SCORE_KEY = 'score'
 MMLU_PRO, AGIEVAL, MATH = 'mmlu_pro', 'agieval', 'math'
@@ -60,40 +61,46 @@ class ScoreSpec:
     subset_items: int | None = None
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
         if not LABEL_PATTERN.fullmatch(self.dataset):
-            raise ValueError(f'dataset: is {self.dataset!r}; allowed: {", ".join(DATASETS)}, or the label of a task')
-        check_label('dataset', self.dataset, prefix='score_')
+            yield f'dataset: is {self.dataset!r}; allowed: {", ".join(DATASETS)}, or the label of a task'
+        yield from label_problems('dataset', self.dataset, prefix='score_')
+        yield from path_problems('prompts', self.prompts)
+        yield from path_problems('fix_table', self.fix_table)
         words = {'answers': (GENERATE, LIKELIHOOD), 'answer_extraction': (TOLERANT, REFERENCE)}
         for name, allowed in words.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f'{name}: is {getattr(self, name)!r}; allowed: {", ".join(allowed)}')
+                yield f'{name}: is {getattr(self, name)!r}; allowed: {", ".join(allowed)}'
         if self.chat_template != AUTO and not isinstance(self.chat_template, bool):
-            raise ValueError(f'chat_template: is {self.chat_template!r}; allowed: auto, true, false')
+            yield f'chat_template: is {self.chat_template!r}; allowed: auto, true, false'
         if self.is_math and self.answers == LIKELIHOOD:
-            raise ValueError('answers: likelihood needs options to choose from, and math has none; allowed: generate')
+            yield 'answers: likelihood needs options to choose from, and math has none; allowed: generate'
         for name in self.perturbations or ():
             if name not in PERTURBATIONS and name not in installed(PERTURBATIONS_GROUP):
                 known = ', '.join((*PERTURBATIONS, *installed(PERTURBATIONS_GROUP)))
-                raise ValueError(f'perturbations: {name!r} is unknown; allowed: {known}')
+                yield f'perturbations: {name!r} is unknown; allowed: {known}'
         for name in ('perturbations', 'subsets', 'seeds'):
             values = getattr(self, name)
             if values is not None and (not values or len(set(values)) < len(values)):
-                raise ValueError(f'{name}: is {list(values)}; allowed: at least one value, without duplicates')
+                yield f'{name}: is {list(values)}; allowed: at least one value, without duplicates'
         if not self.applied:
             reasons = '; '.join(f'{name}: {reason}' for name, reason in self.does_not_apply.items())
-            raise ValueError(f'perturbations: nothing is left to run ({reasons})')
+            yield f'perturbations: nothing is left to run ({reasons})'
         if self.subsets is not None and self.dataset not in (AGIEVAL, MATH):
-            raise ValueError(f'subsets: {self.dataset} has none; allowed with {AGIEVAL} and {MATH}')
+            yield f'subsets: {self.dataset} has none; allowed with {AGIEVAL} and {MATH}'
         if self.fix_table is not None and not self.is_math:
-            raise ValueError(f'fix_table: has no meaning in {self.dataset}; it belongs to {MATH}')
+            yield f'fix_table: has no meaning in {self.dataset}; it belongs to {MATH}'
         if not 0 < self.temperature < math.inf:
-            raise ValueError(f'temperature: is {self.temperature:g}; allowed: a number above 0')
-        if min(self.seeds) < 0:
-            raise ValueError(f'seeds: is {list(self.seeds)}; allowed: 0 or more')
+            yield f'temperature: is {self.temperature:g}; allowed: a number above 0'
+        if self.seeds and min(self.seeds) < 0:
+            yield f'seeds: is {list(self.seeds)}; allowed: 0 or more'
         for name in ('max_new_tokens', 'subset_items'):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f'{name}: is {value}; allowed: 1 or more')
+                yield f'{name}: is {value}; allowed: 1 or more'
 
     @property
     def is_math(self) -> bool:

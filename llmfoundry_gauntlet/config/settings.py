@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.resources import check_path
+from llmfoundry_gauntlet.config.resources import path_problems
 from llmfoundry_gauntlet.config.yaml import Problems, decode
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, raise_invalid_values
 from llmfoundry_gauntlet.types import ChatFormat, ReasoningMarkers
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')
@@ -112,63 +112,68 @@ class EvaluationSettings:
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key if it is about one, for each value that is not allowed."""
         if self.tasks is None and self.score is None:
-            raise ValueError('nothing to evaluate: give tasks, score or both')
+            yield 'nothing to evaluate: give tasks, score or both'
         if not self.interval:
-            raise ValueError(f'interval: is empty; allowed: one or more of {INTERVALS}')
+            yield f'interval: is empty; allowed: one or more of {INTERVALS}'
         for entry in self.interval:
             if not is_interval(entry):
-                raise ValueError(f'interval: is {entry!r}; allowed: {INTERVALS}')
+                yield f'interval: is {entry!r}; allowed: {INTERVALS}'
         if not self.data_root.strip():
-            raise ValueError(f"data_root: is {self.data_root!r}; allowed: a folder, such as '.'")
+            yield f"data_root: is {self.data_root!r}; allowed: a folder, such as '.'"
         if self.save_folder is not None and not self.save_folder.strip():
-            raise ValueError(f'save_folder: is {self.save_folder!r}; allowed: a folder, or null for no records')
+            yield f'save_folder: is {self.save_folder!r}; allowed: a folder, or null for no records'
         if self.save_folder is not None and '://' in self.save_folder:
-            raise ValueError(
+            yield (
                 f'save_folder: is {self.save_folder!r}, but records are written to a local folder; allowed: a path '
                 'such as runs/{run_name}/gauntlet, which can be uploaded later, or null for the metric stream alone'
             )
-        check_path('save_folder', self.save_folder)
+        for name in ('tasks', 'gauntlet', 'score', 'data_root', 'save_folder'):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                yield from path_problems(name, value)
         if self.max_seq_len is not None and self.max_seq_len < 2:
-            raise ValueError(f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more')
+            yield f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more'
         for entry, markers in zip(self.reasoning_markers or (), self.markers or (), strict=True):
             if not markers.end:
-                raise ValueError(
+                yield (
                     f'reasoning_markers: is {entry!r}; allowed: the start and the end of reasoning around three dots, '
                     "such as '<plan>...</plan>'; '...DONE' if only the end is marked"
                 )
         for entry in self.log:
             if entry not in LOGGED:
-                raise ValueError(f'log: is {entry!r}; allowed: {", ".join(LOGGED)}, one or a list')
+                yield f'log: is {entry!r}; allowed: {", ".join(LOGGED)}, one or a list'
         if self.only == ():
-            raise ValueError('only: is empty; name at least one task or category, or leave it out')
+            yield 'only: is empty; name at least one task or category, or leave it out'
         if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise ValueError(f'num_fewshot: is {self.num_fewshot}; allowed: 0 or more')
+            yield f'num_fewshot: is {self.num_fewshot}; allowed: 0 or more'
         if self.subset_items is not None and self.subset_items < 1:
-            raise ValueError(f'subset_items: is {self.subset_items}; allowed: 1 or more')
+            yield f'subset_items: is {self.subset_items}; allowed: 1 or more'
         if self.time_budget is not None and not self.budget_seconds:
-            raise ValueError(f"time_budget: is {self.time_budget!r}; allowed: a time such as '120s', '10m' or '1h'")
+            yield f"time_budget: is {self.time_budget!r}; allowed: a time such as '120s', '10m' or '1h'"
         if self.precision_target is not None:
             if self.precision is None:
-                raise ValueError(
+                yield (
                     f"precision_target: is {self.precision_target!r}; allowed: a share above 0 such as '5%' or '5% of "
                     "core_average', by which the error of an average may exceed that of all items"
                 )
             for key in ('subset_items', 'time_budget'):
                 if getattr(self, key) is not None:
-                    raise ValueError(
-                        f'precision_target: chooses the subset by itself; leave out {key}, or give it alone'
-                    )
+                    yield (f'precision_target: chooses the subset by itself; leave out {key}, or give it alone')
         tokens = self.tokens_per_batch
         if tokens != AUTO and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
-            raise ValueError(f'tokens_per_batch: is {tokens!r}; allowed: auto, or 1 or more')
+            yield f'tokens_per_batch: is {tokens!r}; allowed: auto, or 1 or more'
         if self.stall_seconds is not None and not self.stall_seconds > 0:
-            raise ValueError(f'stall_seconds: is {self.stall_seconds:g}; allowed: more than 0, or null for no limit')
-        check_chat(self)
+            yield f'stall_seconds: is {self.stall_seconds:g}; allowed: more than 0, or null for no limit'
+        yield from chat_problems(self)
         for key, allowed in CHOICES.items():
             value = getattr(self, key)
             if value not in allowed and not (key == 'truncation' and value is None):
-                raise ValueError(f'{key}: is {value!r}; allowed: {", ".join(allowed)}')
+                yield f'{key}: is {value!r}; allowed: {", ".join(allowed)}'
 
     @property
     def budget_seconds(self) -> float | None:
@@ -221,26 +226,26 @@ class EvaluationSettings:
         return self.truncation or ('reference' if self.reference else 'drop_shots')
 
 
-def check_chat(settings: EvaluationSettings) -> None:
-    """Raise ValueError for a setting of the chat template that is wrong or has no effect."""
+def chat_problems(settings: EvaluationSettings) -> Iterator[str]:
+    """Yield a problem for each setting of the chat template that is invalid or has no effect."""
     for key in settings.given_chat:
         is_of_score = settings.score is not None and key != 'fewshot_as_turns'  # whose prompts may be in chat anyway
         if not settings.apply_chat_template and not is_of_score:
-            raise ValueError(f'{key}: has no effect without apply_chat_template: true; give that too, or leave it out')
+            yield f'{key}: has no effect without apply_chat_template: true; give that too, or leave it out'
     if settings.system_prompt is not None and not settings.system_prompt.strip():
-        raise ValueError(f'system_prompt: is {settings.system_prompt!r}; allowed: text, or leave it out')
+        yield f'system_prompt: is {settings.system_prompt!r}; allowed: text, or leave it out'
     for name, value in (settings.chat_template_kwargs or {}).items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(f'chat_template_kwargs: {name!r} is no name of a variable of a template')
+            yield f'chat_template_kwargs: {name!r} is no name of a variable of a template'
         if name in OF_TEMPLATE_CALL:
-            raise ValueError(f'chat_template_kwargs: {name} is set by the evaluation; leave it out')
+            yield f'chat_template_kwargs: {name} is set by the evaluation; leave it out'
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f'chat_template_kwargs: {name} is {value!r}; allowed: text, numbers, true, false, null, and lists and '
-                'mappings of them'
-            ) from error
+            yield (
+                f'chat_template_kwargs: {name} is {value!r}, which is no JSON ({error}); allowed: text, numbers, true, '
+                'false, null, and lists and mappings of them'
+            )
 
 
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:

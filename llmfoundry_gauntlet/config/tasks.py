@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
-from llmfoundry_gauntlet.config.resources import MOST_NAME_BYTES
+from llmfoundry_gauntlet.config.resources import MOST_NAME_BYTES, path_problems
+from llmfoundry_gauntlet.errors import raise_invalid_values
 from llmfoundry_gauntlet.types import ChatFormat, ReasoningMarkers
 
 MULTIPLE_CHOICE = 'multiple_choice'  # the task type whose rows SCORE can perturb
@@ -78,25 +79,30 @@ class TaskSpec:
     markers: tuple[ReasoningMarkers, ...] | None = None  # around reasoning; None: the known ones
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
         if not LABEL_PATTERN.fullmatch(self.label):
-            raise ValueError(f"label: {self.label!r} cannot be a file name; allowed: letters, digits and '_', '-', '.'")
-        check_label('label', self.label)
+            yield f"label: {self.label!r} cannot be a file name; allowed: letters, digits and '_', '-', '.'"
+        yield from label_problems('label', self.label)
         if not self.dataset_uri.strip():
-            raise ValueError('dataset_uri: is empty; give the path of a data file')
+            yield 'dataset_uri: is empty; give the path of a data file'
+        yield from path_problems('dataset_uri', self.dataset_uri)
         if not self.num_fewshot:
-            raise ValueError('num_fewshot: is empty; give at least one number of shots')
+            yield 'num_fewshot: is empty; give at least one number of shots'
         for shots in self.num_fewshot:
             if shots < 0:
-                raise ValueError(f'num_fewshot: is {shots}; allowed: 0 or more')
+                yield f'num_fewshot: is {shots}; allowed: 0 or more'
         if len(set(self.num_fewshot)) < len(self.num_fewshot):
-            raise ValueError(f'num_fewshot: {list(self.num_fewshot)} has duplicates; give each number of shots once')
+            yield f'num_fewshot: {list(self.num_fewshot)} has duplicates; give each number of shots once'
         for name in ('max_seq_len', 'batch_size'):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f'{name}: is {value}; allowed: 1 or more')
-        check_generation_keys(self)
+                yield f'{name}: is {value}; allowed: 1 or more'
+        yield from generation_key_problems(self)
         if self.metric_names == ():
-            raise ValueError('metric_names: is empty; leave it out for the metric of the task type')
+            yield 'metric_names: is empty; leave it out for the metric of the task type'
 
     @property
     def reference(self) -> bool:
@@ -134,26 +140,28 @@ class TaskSpec:
         return replace(self, num_fewshot=(num_shots,))
 
 
-def check_generation_keys(task: TaskSpec) -> None:
-    """Raise ValueError for a key or value of generation_kwargs that is not allowed."""
-    for key, value in (task.generation_kwargs or {}).items():
+def generation_key_problems(task: TaskSpec) -> Iterator[str]:
+    """Yield a problem for each key or value of generation_kwargs that is not allowed."""
+    given = task.generation_kwargs or {}
+    for key, value in given.items():
         if key not in GENERATION_KEYS:
-            raise ValueError(f'generation_kwargs.{key}: is not supported; allowed: {", ".join(GENERATION_KEYS)}')
+            yield f'generation_kwargs.{key}: is not supported; allowed: {", ".join(GENERATION_KEYS)}'
+            continue
         kind, holds, allowed = GENERATION_KEYS[key]
         is_right_kind = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
         if not is_right_kind or not holds(value):
-            raise ValueError(f'generation_kwargs.{key}: is {value!r}; allowed: {allowed}')
-    given = task.generation_kwargs or {}
+            yield f'generation_kwargs.{key}: is {value!r}; allowed: {allowed}'
     unused = [key for key in ('temperature', 'top_p', 'top_k', 'seed') if key in given]
-    if unused and not task.samples_by_default and not given.get('do_sample', False):
-        raise ValueError(f'generation_kwargs.{unused[0]}: has no effect without do_sample: true; decoding is greedy')
+    if not task.samples_by_default and not given.get('do_sample', False):
+        for key in unused:
+            yield f'generation_kwargs.{key}: has no effect without do_sample: true; decoding is greedy'
 
 
-def check_label(key: str, label: str, *, prefix: str = '') -> None:
-    """Raise ValueError if a label, after a prefix, is too long for the name of its file of samples."""
+def label_problems(key: str, label: str, *, prefix: str = '') -> Iterator[str]:
+    """Yield a problem if a label, after a prefix, is too long for the name of its file of samples."""
     most = MOST_NAME_BYTES - len(f'{prefix}_{MOST_SHOTS}-shot.jsonl')
     if len(label) > most:
-        raise ValueError(
+        yield (
             f'{key}: has {len(label)} characters; allowed: {most}, as a file of samples has the name of its task, and '
             f'names of files have {MOST_NAME_BYTES} bytes at most'
         )
@@ -173,10 +181,14 @@ class BenchmarkSpec:
     random_baseline: float = 0.0
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
         if not 0 <= self.random_baseline < 1:
-            raise ValueError(f'random_baseline: is {self.random_baseline:g}; allowed: at least 0, and less than 1')
+            yield f'random_baseline: is {self.random_baseline:g}; allowed: at least 0, and less than 1'
         if self.num_fewshot < 0:
-            raise ValueError(f'num_fewshot: is {self.num_fewshot}; allowed: 0 or more')
+            yield f'num_fewshot: is {self.num_fewshot}; allowed: 0 or more'
 
     @property
     def key(self) -> str:
@@ -192,11 +204,15 @@ class CategorySpec:
     benchmarks: tuple[BenchmarkSpec, ...]
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
         if not self.benchmarks:
-            raise ValueError('benchmarks: is empty; a category needs at least one benchmark')
+            yield 'benchmarks: is empty; a category needs at least one benchmark'
         keys = [benchmark.key for benchmark in self.benchmarks]
         for key in sorted({key for key in keys if keys.count(key) > 1}):
-            raise ValueError(f'benchmarks: duplicate {key}')
+            yield f'benchmarks: duplicate {key}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,20 +226,24 @@ class GauntletSpec:
     averages: dict[str, tuple[str, ...]] | None = None
 
     def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
         if not self.categories:
-            raise ValueError('categories: is empty; a gauntlet needs at least one category')
+            yield 'categories: is empty; a gauntlet needs at least one category'
         if self.weighting not in WEIGHTINGS:
-            raise ValueError(f'weighting: unknown weighting {self.weighting!r}; allowed: {", ".join(WEIGHTINGS)}')
+            yield f'weighting: unknown weighting {self.weighting!r}; allowed: {", ".join(WEIGHTINGS)}'
         if self.rescale_accuracy and not self.subtract_random_baseline:
-            raise ValueError('rescale_accuracy: needs subtract_random_baseline: true')
+            yield 'rescale_accuracy: needs subtract_random_baseline: true'
         names = [category.name for category in self.categories]
         for name in sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f'categories: duplicate category {name!r}')
+            yield f'categories: duplicate category {name!r}'
         for name, members in (self.averages or {}).items():
             if name in names:
-                raise ValueError(f'averages.{name}: is also the name of a category; names must differ')
+                yield f'averages.{name}: is also the name of a category; names must differ'
             if not members:
-                raise ValueError(f'averages.{name}: is empty; name at least one category')
+                yield f'averages.{name}: is empty; name at least one category'
 
     @property
     def named_averages(self) -> dict[str, tuple[str, ...]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import re
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,14 +17,16 @@ from typing import Any
 import yaml
 from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
-from llmfoundry_gauntlet.config.resources import shipped
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.config.resources import path_problem, shipped
+from llmfoundry_gauntlet.errors import Caught, ConfigError, InvalidValuesError
 
 TYPE_NAMES = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or false', dict: 'a mapping'}
 UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
 Places = dict[str, tuple[int, str]]  # the line of each dotted path, and the label of the entry around it
 KEY_OF_MESSAGE = re.compile(r'(\w+)[.:\[]')  # the key at the beginning of a message about a value
 SUFFIXES = ('.yaml', '.yml')
+YAML_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # of libyaml, if PyYAML was built with it
+MOST_SHOWN = 60  # characters of a path that is too long
 LABELS = ('label', 'name', 'dataset')  # keys that name an entry: a task, a benchmark or category, a SCORE dataset
 
 
@@ -62,8 +65,8 @@ class Problems:
 def suggestion(word: str, allowed: typing.Iterable[str]) -> str:
     """Return ', did you mean ...?' if an allowed word is close, else the list of allowed words."""
     allowed = sorted(allowed)
-    close = difflib.get_close_matches(word, allowed, n=1)
-    return f", did you mean '{close[0]}'?" if close else f'; allowed: {", ".join(allowed)}'
+    close = closest(word, allowed)
+    return f'; allowed: {", ".join(allowed)}' if close is None else f", did you mean '{close}'?"
 
 
 def listed(names: typing.Iterable[str], most: int = 5) -> str:
@@ -73,35 +76,98 @@ def listed(names: typing.Iterable[str], most: int = 5) -> str:
     return ', '.join(names[:most]) + more
 
 
+def closest(word: str, allowed: typing.Iterable[str]) -> str | None:
+    """Return the allowed word that is most similar to this one, None if none is close."""
+    close = difflib.get_close_matches(word, sorted(allowed), n=1)
+    return close[0] if close else None
+
+
 def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
-    """Return an instance of the dataclass `cls` from a mapping, or None and problems if anything in it is invalid.
+    """Return an instance of the dataclass `cls` from a mapping, or None and all problems if anything in it is invalid.
 
     Unknown keys are problems, unless `cls.ignore_unknown_keys` is true; those in `cls.without_effect` are ignored.
+    """
+    before = len(problems.found)
+    decoded = decode_partly(cls, value, path, problems)
+    return decoded if len(problems.found) == before else None
+
+
+def decode_partly(cls: type, value: Any, path: str, problems: Problems) -> Any:
+    """Return an instance of the dataclass `cls` from a mapping, with defaults in place of invalid values.
+
+    None if an invalid or missing value has no default. For checks that should run although problems have been found;
+    `decode` returns valid instances only.
     """
     if not isinstance(value, Mapping):
         problems.add(path, f'is {describe(value)}; allowed: a mapping')
         return None
-    before = len(problems.found)
     hints = hints_of(cls)
-    known = {item.name: item for item in fields(cls)}
-    allowed = [*known, *getattr(cls, 'without_effect', ())]
-    for key in value:
-        if key not in allowed and not getattr(cls, 'ignore_unknown_keys', False):
-            problems.add(join(path, str(key)), f"unknown key '{key}'{suggestion(str(key), allowed)}")
-    arguments = {}
-    for name, item in known.items():
+    arguments: dict[str, Any] = {}
+    stand_ins: dict[str, Any] = {}
+    absent = add_unknown_keys(cls, value, path, problems)  # keys without a valid value
+    for item in fields(cls):
+        name, before = item.name, len(problems.found)
+        is_required = item.default is MISSING and item.default_factory is MISSING
+        if name not in value and not is_required:
+            continue
+        decoded = None
         if name in value:
-            arguments[name] = decode_value(hints[name], value[name], join(path, name), problems)
-        elif item.default is MISSING and item.default_factory is MISSING:
+            decoded = decode_value(hints[name], value[name], join(path, name), problems)
+        else:
             problems.add(path, f"the key '{name}' is missing")
-    if len(problems.found) > before:
-        return None
+        # What remains of a list or mapping with invalid elements is checked too.
+        if len(problems.found) == before or decoded:
+            arguments[name] = decoded
+            continue
+        absent.add(name)
+        if is_required:
+            stand_ins[name] = stand_in(hints[name])
+    if not stand_ins:
+        return construct(cls, arguments, absent, path, problems)
+    with Caught():  # a plug-in's class may not expect stand-ins; that values are missing is reported already
+        construct(cls, {**arguments, **stand_ins}, absent, path, problems)
+    return None
+
+
+def add_unknown_keys(cls: type, value: Mapping[Any, Any], path: str, problems: Problems) -> set[str]:
+    """Add a problem for each key that the dataclass `cls` does not have; return the keys that may have been meant."""
+    allowed = [*(item.name for item in fields(cls)), *getattr(cls, 'without_effect', ())]
+    unknown = [key for key in value if key not in allowed]
+    if getattr(cls, 'ignore_unknown_keys', False):
+        return set()
+    for key in unknown:
+        problems.add(join(path, str(key)), f"unknown key '{key}'{suggestion(str(key), allowed)}")
+    meant = {closest(str(key), allowed) for key in unknown}
+    return {name for name in meant if name is not None and name not in value}
+
+
+def construct(cls: type, arguments: Mapping[str, Any], absent: Collection[str], path: str, problems: Problems) -> Any:
+    """Return an instance of a dataclass; if it refuses values, add its problems and take the defaults in their place.
+
+    Problems that mention a key of `absent`, which has no valid value, are left out: they may be about its stand-in.
+    None if the class refuses the defaults too, or a refused value has none.
+    """
     try:
         return cls(**arguments)
     except ValueError as error:
-        about = KEY_OF_MESSAGE.match(str(error))
-        problems.add(path, str(error), key=about[1] if about and about[1] in value else '')
-        return None
+        found = error.problems if isinstance(error, InvalidValuesError) else (str(error),)
+    refused = set()
+    for problem in found:
+        if any(re.search(rf'\b{re.escape(key)}\b', problem) for key in absent):
+            continue
+        about = KEY_OF_MESSAGE.match(problem)
+        key = about[1] if about and about[1] in arguments else ''
+        problems.add(path, problem, key=key)
+        refused.add(key)
+    with contextlib.suppress(TypeError, ValueError):
+        return cls(**{key: value for key, value in arguments.items() if key not in refused})
+    return None
+
+
+def stand_in(hint: Any) -> Any:
+    """Return a value of this type that stands for a missing one while the others are checked."""
+    stand_ins: dict[Any, Any] = {str: 'x', int: 1, float: 1.0, bool: False, tuple: (), dict: {}}
+    return stand_ins.get(typing.get_origin(hint) or hint)
 
 
 @functools.cache
@@ -120,17 +186,19 @@ def decode_value(hint: Any, value: Any, path: str, problems: Problems) -> Any:
             return None
         return decode_value(next(a for a in arguments if a is not type(None)), value, path, problems)
     if isinstance(hint, type) and is_dataclass(hint):
-        return decode(hint, value, path, problems)
+        return decode_partly(hint, value, path, problems)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             problems.add(path, f'is {describe(value)}; allowed: a list')
             return None
-        return tuple(decode_value(arguments[0], item, f'{path}[{i}]', problems) for i, item in enumerate(value))
+        places = {index: f'{path}[{index}]' for index in range(len(value))}
+        return tuple(decode_elements(arguments[0], dict(enumerate(value)), places, problems).values())
     if origin is dict:
         if not isinstance(value, Mapping):
             problems.add(path, f'is {describe(value)}; allowed: a mapping')
             return None
-        return {key: decode_value(arguments[1], item, join(path, str(key)), problems) for key, item in value.items()}
+        places = {key: join(path, str(key)) for key in value}
+        return decode_elements(arguments[1], value, places, problems)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > sys.float_info.max:
             problems.add(path, f'is {describe(value)}; allowed: a number that a float can hold')
@@ -140,6 +208,19 @@ def decode_value(hint: Any, value: Any, path: str, problems: Problems) -> Any:
         problems.add(path, f'is {describe(value)}; allowed: {TYPE_NAMES[hint]}')
         return None
     return value
+
+
+def decode_elements(
+    hint: Any, values: Mapping[Any, Any], paths: Mapping[Any, str], problems: Problems
+) -> dict[Any, Any]:
+    """Return the elements of a list by index, or of a mapping by key, as the annotated type; without invalid ones."""
+    decoded = {}
+    for key, value in values.items():
+        before = len(problems.found)
+        element = decode_value(hint, value, paths[key], problems)
+        if len(problems.found) == before or element:
+            decoded[key] = element
+    return decoded
 
 
 def join(path: str, key: str) -> str:
@@ -164,10 +245,12 @@ def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Any:
     from omegaconf.errors import OmegaConfBaseException
 
     where = str(path)
+    if problem := path_problem(where):
+        raise ConfigError(f'{where[:MOST_SHOWN]}...: {problem}')
     try:
+        check_top(shipped(path))
         content = OmegaConf.load(shipped(path))
-        if not isinstance(content, DictConfig):
-            raise ConfigError(f'{path}: is a list at its top; allowed: a mapping')
+        assert isinstance(content, DictConfig)  # an empty file too
         if not overrides:
             return content
         where = f'{path}: {" ".join(overrides)}'
@@ -181,6 +264,15 @@ def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Any:
         raise ConfigError(f'{where}: is not valid YAML: {message}') from error
     except OmegaConfBaseException as error:
         raise ConfigError(f'{where}: {" ".join(str(error).split())}') from error
+
+
+def check_top(path: Path) -> None:
+    """Raise ConfigError if a YAML file is a list or a single value; OmegaConf would read a text as YAML once more."""
+    with path.absolute().open(encoding='utf-8') as file:
+        root = yaml.compose(file, YAML_LOADER)
+    if root is not None and not isinstance(root, MappingNode):
+        kind = 'a list' if isinstance(root, SequenceNode) else 'a single value'
+        raise ConfigError(f'{path}: is {kind} at its top; allowed: a mapping')
 
 
 def plain(content: Any, where: str, key: str | None = None) -> Any:
@@ -208,9 +300,7 @@ def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
 def places_of(source: str) -> Places:
     """Return the line of every dotted path of a YAML file, and the label of the entry around it; {} if unreadable."""
     try:
-        root = yaml.compose(
-            Path(shipped(source)).read_text(encoding='utf-8'), getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
-        )
+        root = yaml.compose(shipped(source).read_text(encoding='utf-8'), YAML_LOADER)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     found: Places = {}
@@ -245,6 +335,9 @@ def read_key(path: Path, key: str, problems: Problems) -> Any:
     node = read_mapping(path, key, problems)
     if not isinstance(node, str):
         return node
+    if problem := path_problem(node):
+        problems.add(key, problem)
+        return None
     target = find_yaml(node, path)
     if target is None:
         problems.add(key, f'there is no file {node!r} (looked in the working directory and beside {path.name})')

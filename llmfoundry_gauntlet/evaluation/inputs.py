@@ -11,14 +11,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from llmfoundry_gauntlet.config.settings import ERROR, SKIP, EvaluationSettings
+from llmfoundry_gauntlet.config.settings import ERROR, SKIP, EvaluationSettings, decode_settings
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.data.examples import TaskRows, file_sizes, subset
 from llmfoundry_gauntlet.data.published import PUBLISHED, SAMPLE, UNOFFICIAL, origin_of, read_manifest
-from llmfoundry_gauntlet.errors import ConfigError, DataError, GauntletError, MissingFileError, plural
+from llmfoundry_gauntlet.errors import Collected, ConfigError, DataError, GauntletError, MissingFileError, plural
 from llmfoundry_gauntlet.evaluation.precision import precise_subsets
-from llmfoundry_gauntlet.evaluation.suite import Suite, at_shots, load_suite, only
+from llmfoundry_gauntlet.evaluation.suite import Suite, at_shots, only, read_suite
 from llmfoundry_gauntlet.metrics.keys import check_names
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.tasks import Task
@@ -29,6 +29,8 @@ from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import ChatFormat, Example, FileSizes, Item
 
 MAX_NAMES = 5  # names of files to fetch in one message
+# Settings that name files, and the one that says what to do if some are missing.
+FILES = ('tasks', 'gauntlet', 'score', 'data_root', 'missing')
 
 RowsByTask = Mapping[str, Sequence[Example]]
 
@@ -74,22 +76,50 @@ class EvaluationData:
         return sizes and {category: found * task.num_samples for category, found in sizes.items()}
 
 
+def load_inputs(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationData:
+    """Decode the settings of an evaluation, and load its tasks, gauntlet and rows.
+
+    `source` is the name of the settings in messages. Raise ConfigError or DataError with every problem found; the files
+    that the settings name are checked even if other settings are invalid.
+    """
+    collected = Collected()
+    with collected:
+        return load_data(decode_settings(values, source))
+    with collected:
+        check_files(values)
+    raise collected.error()
+
+
+def check_files(values: Mapping[str, Any]) -> None:
+    """Load the files that settings name. Raise ConfigError or DataError, but none for the settings themselves."""
+    try:
+        settings = decode_settings({key: values[key] for key in FILES if key in values})
+    except ConfigError:
+        return
+    load_data(settings)
+
+
 def load_data(settings: EvaluationSettings) -> EvaluationData:
     """Load tasks, gauntlet and rows. Raise ConfigError or DataError with every problem found."""
-    suite = load_suite(settings.tasks, settings.gauntlet, settings.score, missing=settings.missing)
-    if settings.only is not None:
-        suite = only(suite, settings.only)
-    if settings.num_fewshot is not None:
-        suite = at_shots(suite, settings.num_fewshot)
-    suite = replace(suite, tasks=tuple(task.with_settings(settings) for task in suite.tasks))
-    if settings.subset_items is not None:
-        suite = with_fewer_questions(suite, settings.subset_items)
-    rows, missing = read_data(suite, settings.data_root, missing=settings.missing)
+    collected = Collected()
+    suite, problems = read_suite(settings.tasks, settings.gauntlet, settings.score, missing=settings.missing)
+    if problems:
+        collected.add(ConfigError(problems))
+    else:
+        with collected:
+            suite = selected(suite, settings)
+    rows: dict[str, TaskRows] = {}
+    missing: dict[str, str] = {}
+    with collected:
+        rows, missing = read_data(suite, settings.data_root, missing=settings.missing)
     examples = {key: list(found.examples) for key, found in rows.items()}
     tasks = [task for task in suite.tasks if task.key in rows]
     if settings.reference:
-        check_patterns(tasks, examples)
-    check_keys(suite, examples)
+        with collected:
+            check_patterns(tasks, examples)
+    with collected:
+        check_keys(suite, examples)
+    collected.raise_all()
     subsets = subsets_of(tasks, suite.gauntlet, examples, settings)
     origins = {task.key: origin_of(files_of(task, settings.data_root)) for task in tasks}
     data = EvaluationData(
@@ -108,6 +138,18 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
         digests={key: digest_of_rows(found) for key, found in examples.items()},
     )
     return with_subsets(data, subsets)
+
+
+def selected(suite: Suite, settings: EvaluationSettings) -> Suite:
+    """Return the suite with the chosen tasks at the chosen number of shots, and their settings. Raise ConfigError."""
+    if settings.only is not None:
+        suite = only(suite, settings.only)
+    if settings.num_fewshot is not None:
+        suite = at_shots(suite, settings.num_fewshot)
+    suite = replace(suite, tasks=tuple(task.with_settings(settings) for task in suite.tasks))
+    if settings.subset_items is not None:
+        suite = with_fewer_questions(suite, settings.subset_items)
+    return suite
 
 
 def with_programs(data: EvaluationData) -> EvaluationData:

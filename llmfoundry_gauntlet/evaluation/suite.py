@@ -7,10 +7,19 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.score import check_labels, read_score
+from llmfoundry_gauntlet.config.score import DATASETS, check_labels, read_score
 from llmfoundry_gauntlet.config.settings import ERROR, SKIP
-from llmfoundry_gauntlet.config.tasks import GENERATION_KEYS, SETTINGS, GauntletSpec, task_key
-from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, listed, read_key, source_name, suggestion
+from llmfoundry_gauntlet.config.tasks import GENERATION_KEYS, MULTIPLE_CHOICE, SETTINGS, GauntletSpec, task_key
+from llmfoundry_gauntlet.config.yaml import (
+    Problems,
+    closest,
+    decode_partly,
+    describe,
+    listed,
+    read_key,
+    source_name,
+    suggestion,
+)
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
@@ -47,6 +56,24 @@ def load_suite(
 ) -> Suite:
     """Load tasks, gauntlet and SCORE from YAML files or plain values; raise one ConfigError with all problems.
 
+    The arguments are those of `read_suite`.
+    """
+    suite, problems = read_suite(tasks, gauntlet, score, is_partial=is_partial, missing=missing)
+    if problems:
+        raise ConfigError(problems)
+    return suite
+
+
+def read_suite(
+    tasks: TasksSource | None,
+    gauntlet: GauntletSource | None = None,
+    score: ScoreSource | None = None,
+    *,
+    is_partial: bool = False,
+    missing: str = ERROR,
+) -> tuple[Suite, list[str]]:
+    """Return tasks, gauntlet and SCORE from YAML files or plain values, as far as they are valid, and all problems.
+
     `tasks` is a path, a list of paths, or the list of tasks itself; `gauntlet` a path or the mapping itself; `score` a
     path, a mapping or a list of them. A benchmark without a task is a problem unless `missing` is SKIP. An average over
     an unknown category gives a warning; with `is_partial`, so does SCORE on a task that is not given.
@@ -66,8 +93,6 @@ def load_suite(
             f'{listed(lacking.values())}; add their tasks, or give --missing skip (missing: skip) to leave out the '
             'composites over them'
         )
-    if problems:
-        raise ConfigError(problems)
     warnings = metrics_left_out(specs) + unknown_labels
     if spec is not None:
         warnings += unknown_averages(spec, source_name(gauntlet, GAUNTLET_KEY))
@@ -75,13 +100,19 @@ def load_suite(
     if score_specs:
         from llmfoundry_gauntlet.tasks.score import score_task  # late: other tasks do not need its scorers
 
-        every_task += [score_task(spec, specs) for spec in score_specs.values()]
-    return Suite(
+        sources = {task.label for task in specs if task.icl_task_type == MULTIPLE_CHOICE}
+        every_task += [
+            score_task(spec, specs)
+            for spec in score_specs.values()
+            if is_partial or spec.dataset in DATASETS or spec.dataset in sources
+        ]
+    suite = Suite(
         tasks=tuple(every_task),
         gauntlet=spec,
         warnings=tuple(warnings),
         missing=dict.fromkeys(lacking, 'no task provides it'),
     )
+    return suite, problems
 
 
 def at_shots(suite: Suite, num_shots: int) -> Suite:
@@ -172,16 +203,20 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
         entry['prelimiter'] = entry.pop('question_prelimiter')
     if isinstance(entry.get('num_fewshot'), int) and not isinstance(entry['num_fewshot'], bool):
         entry['num_fewshot'] = [entry['num_fewshot']]
+    before = len(problems.found)
     kind: type[Task] = Task
     name = entry.get('icl_task_type')
     if isinstance(name, str):
         name = entry['icl_task_type'] = OLDER_NAMES.get(name, name)
         if name not in task_types():
             problems.add(f'{path}.icl_task_type', f'unknown task type {name!r}{suggestion(name, task_types())}')
-            known = set().union(*map(keys_of, task_types().values()))
-            for key in entry.keys() - known:
-                problems.add(f'{path}.{key}', f"unknown key '{key}'{suggestion(str(key), known)}")
-            return None
+            meant = closest(name, task_types())
+            if meant is None:
+                known = set().union(*map(keys_of, task_types().values()))
+                for key in entry.keys() - known:
+                    problems.add(f'{path}.{key}', f"unknown key '{key}'{suggestion(str(key), known)}")
+                return None
+            name = entry['icl_task_type'] = meant  # for its other keys
         kind = task_types()[name]
     known = keys_of(kind)
     for key in [key for key in entry if key not in known]:
@@ -198,7 +233,7 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
             )
         if owners or key in SETTINGS or is_of_generation:
             del entry[key]
-    task: Task | None = decode(kind, entry, path, problems)
+    task: Task | None = decode_partly(kind, entry, path, problems)
     if task is not None:
         check_metric_names(task, path, problems)
         if any(task.num_fewshot) and not task.has_shots:
@@ -206,7 +241,7 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
                 f'{path}.num_fewshot',
                 f'is {list(task.num_fewshot)}; allowed: [0], as {task.icl_task_type} has no shots',
             )
-    return task
+    return task if len(problems.found) == before else None
 
 
 def keys_of(kind: type[Task]) -> set[str]:
@@ -225,10 +260,10 @@ def check_metric_names(task: Task, path: str, problems: Problems) -> None:
 
 
 def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | None:
-    """Return the gauntlet of a source; append problems to `found`."""
+    """Return the gauntlet of a source, as far as it is valid; append problems to `found`."""
     problems = Problems(source_name(source, GAUNTLET_KEY))
     node = read_key(Path(source), GAUNTLET_KEY, problems) if isinstance(source, (str, Path)) else source
-    spec = None if node is None else decode(GauntletSpec, node, GAUNTLET_KEY, problems)
+    spec = None if node is None else decode_partly(GauntletSpec, node, GAUNTLET_KEY, problems)
     found.extend(problems.found)
     return spec
 
@@ -269,7 +304,8 @@ def unknown_averages(gauntlet: GauntletSpec, source: str) -> list[str]:
     """Return a warning for each category of an average that is not in the gauntlet."""
     names = [category.name for category in gauntlet.categories]
     return [
-        f'{source}: {GAUNTLET_KEY}.averages.{average}: the gauntlet has no category {member!r}; the average is absent'
+        f'{source}: {GAUNTLET_KEY}.averages.{average}: is left out, as the gauntlet has no category {member!r}'
+        f'{suggestion(member, names)}'
         for average, members in gauntlet.named_averages.items()
         for member in members
         if member not in names

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -73,24 +73,25 @@ class CodeTask(Task):
     top_k: int | None = None
     rule: str | None = None
 
-    def __post_init__(self) -> None:
-        Task.__post_init__(self)
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
+        yield from Task.problems(self)
         for name in ('generations_per_sample', 'num_beams'):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f'{name}: is {value}; allowed: 1 or more')
-        check_passes(self)
+                yield f'{name}: is {value}; allowed: 1 or more'
+        yield from pass_problems(self)
         if self.rule is not None and self.rule not in RULES:
-            raise ValueError(f'rule: is {self.rule!r}; allowed: {", ".join(RULES)}')
+            yield f'rule: is {self.rule!r}; allowed: {", ".join(RULES)}'
         if self.temperature is not None and not 0 <= self.temperature < math.inf:
-            raise ValueError(f'temperature: is {self.temperature:g}; allowed: 0 (the most probable tokens) or more')
+            yield f'temperature: is {self.temperature:g}; allowed: 0 (the most probable tokens) or more'
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f'top_p: is {self.top_p:g}; allowed: a number above 0, 1 at most')
+            yield f'top_p: is {self.top_p:g}; allowed: a number above 0, 1 at most'
         if self.top_k is not None and self.top_k < 0:
-            raise ValueError(f'top_k: is {self.top_k}; allowed: 0 (all tokens) or more')
+            yield f'top_k: is {self.top_k}; allowed: 0 (all tokens) or more'
         for key in self.generation_kwargs or {}:
             if key not in ('max_new_tokens', 'seed'):
-                raise ValueError(f'generation_kwargs.{key}: is a key of the task itself: {key}')
+                yield f'generation_kwargs.{key}: is a key of the task itself: {key}'
 
     @property
     def strips_rows(self) -> bool:
@@ -209,20 +210,20 @@ class CodeTask(Task):
         return Score(value=float(outcome.passed), reason='; '.join(reasons) or None, metrics=metrics)
 
 
-def check_passes(task: CodeTask) -> None:
-    """Raise ValueError for a `pass_at_k` that is not allowed."""
+def pass_problems(task: CodeTask) -> Iterator[str]:
+    """Yield the problems of `pass_at_k`."""
     for k in task.passes_at:
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            raise ValueError(
-                f'pass_at_k: is {task.pass_at_k!r}; allowed: a whole number of 1 or more, or a list of them'
-            )
+            yield f'pass_at_k: is {task.pass_at_k!r}; allowed: a whole number of 1 or more, or a list of them'
+            return
+    for k in task.passes_at:
         if k > task.num_samples:
-            raise ValueError(
+            yield (
                 f'pass_at_k: is {k}, but generations_per_sample is {task.num_samples}; '
                 f'allowed: {task.num_samples} or less'
             )
     if len(set(task.passes_at)) < len(task.passes_at) or not task.passes_at:
-        raise ValueError(f'pass_at_k: is {task.pass_at_k!r}; allowed: different numbers, one at least')
+        yield f'pass_at_k: is {task.pass_at_k!r}; allowed: different numbers, one at least'
 
 
 def check_programs(

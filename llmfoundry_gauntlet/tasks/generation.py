@@ -7,7 +7,7 @@ that reached the token limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,11 +61,12 @@ class GenerationTask(Task):
     early_stopping_criteria: tuple[str, ...] | None = None
     do_normalization: bool = True
 
-    def __post_init__(self) -> None:
-        Task.__post_init__(self)
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
+        yield from Task.problems(self)
         for index, text in enumerate(self.early_stopping_criteria or ()):
             if not text:
-                raise ValueError(f'early_stopping_criteria[{index}]: is empty; allowed: a text that ends a generation')
+                yield f'early_stopping_criteria[{index}]: is empty; allowed: a text that ends a generation'
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the accuracy, StrictMatch, NumericMatch and TruncatedShare."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,10 +52,11 @@ class MultipleChoiceTask(ChoicesTask):
 
     pmi_context: str | None = None
 
-    def __post_init__(self) -> None:
-        Task.__post_init__(self)
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
+        yield from Task.problems(self)
         if self.pmi_context is not None and not self.pmi_context.strip():
-            raise ValueError("pmi_context: is empty; allowed: a text such as 'Answer:', or leave it out")
+            yield "pmi_context: is empty; allowed: a text such as 'Answer:', or leave it out"
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the metrics of choices, with PMINormalizedMatch if there is a `pmi_context`."""

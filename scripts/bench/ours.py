@@ -17,7 +17,6 @@ from transformers import AutoTokenizer
 from worker import measure
 
 from llmfoundry_gauntlet.config.score import PROMPT
-from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.engine import plan
 from llmfoundry_gauntlet.engine.continuous import assign_continuous_batches
 from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, end_ids
@@ -26,7 +25,7 @@ from llmfoundry_gauntlet.engine.model import CausalLanguageModel, automatic_budg
 from llmfoundry_gauntlet.engine.probe import probe, probe_generation
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.engine.trees import count_prefixes
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.tasks import base
 from llmfoundry_gauntlet.tasks.encode import Encoder
@@ -148,7 +147,7 @@ class Alone(Ours):
 
 def read(settings: dict[str, Any]) -> EvaluationData:
     """Read the files of an evaluation."""
-    return load_data(decode_settings(settings))
+    return load_inputs(settings)
 
 
 def scored(evaluated: Sequence[Evaluated]) -> dict[str, Any]:

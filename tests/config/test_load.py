@@ -106,6 +106,7 @@ eval_gauntlet:
     assert [line.removeprefix(f'{gauntlet_path}:') for line in found[len(expected) :]] == [
         '5 (one): eval_gauntlet.categories[0]: benchmarks: is empty; a category needs at least one benchmark',
         '6 (h): eval_gauntlet.categories[1].benchmarks[0]: random_baseline: is 1; allowed: at least 0, and less than 1',
+        "3: eval_gauntlet: weighting: unknown weighting 'EVEN'; allowed: EQUAL, SAMPLE_SZ, LOG_SAMPLE_SZ",
     ]
 
 

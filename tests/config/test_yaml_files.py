@@ -43,7 +43,7 @@ def test_numbers_dates_interpolations_and_overrides_are_read(tmp_path):
             'is not valid YAML: while constructing a mapping in line 1, column 1 found unhashable key',
         ),
         ('- 1\n', (), 'is a list at its top; allowed: a mapping'),
-        ('7\n', (), 'cannot be read: '),
+        ('7\n', (), 'is a single value at its top; allowed: a mapping'),
         ('a: ${b}\n', (), "an interpolation cannot be resolved: Interpolation key 'b' not found"),
         ('a: ${b\n', (), "no viable alternative at input '${b'"),
         ('a: 1\n', ('a=[1',), 'a=[1: '),
