@@ -15,7 +15,7 @@ A caller's mistake in Python raises ValueError or TypeError as usual.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -81,21 +81,6 @@ class UnwrittenError(RecordError):
 
 class StoreError(GauntletError):
     """A folder, bucket or endpoint that is unavailable; the files in it may be intact."""
-
-
-class InvalidValuesError(ValueError):
-    """Settings with invalid values; each of the `problems` begins with the key that it is about."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__('; '.join(self.problems))
-
-
-def raise_invalid_values(problems: Iterable[str]) -> None:
-    """Raise one InvalidValuesError with all problems, if there are any."""
-    found = list(problems)
-    if found:
-        raise InvalidValuesError(found)
 
 
 class Collected:

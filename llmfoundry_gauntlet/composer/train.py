@@ -43,8 +43,8 @@ from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, 
 from llmfoundry_gauntlet.composer.text_data import TrainDataConfig, build_dataloader
 from llmfoundry_gauntlet.config.llm_foundry import map_training
 from llmfoundry_gauntlet.config.resources import path_problem, path_problems
-from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_yaml, suggestion
-from llmfoundry_gauntlet.errors import Collected, ConfigError, raise_invalid_values
+from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, raise_invalid_values, read_yaml, suggestion
+from llmfoundry_gauntlet.errors import Collected, ConfigError
 from llmfoundry_gauntlet.results.report.printing import print_runs
 
 UNITS = tuple(unit.value for unit in TimeUnit)  # of Composer's times

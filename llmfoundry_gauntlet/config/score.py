@@ -15,8 +15,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.resources import PERTURBATIONS as PERTURBATIONS_GROUP
 from llmfoundry_gauntlet.config.resources import installed, path_problems
 from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, label_problems, task_key
-from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, read_key, source_name
-from llmfoundry_gauntlet.errors import raise_invalid_values
+from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, raise_invalid_values, read_key, source_name
 
 SCORE_KEY = 'score'
 MMLU_PRO, AGIEVAL, MATH = 'mmlu_pro', 'agieval', 'math'

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.resources import path_problems
-from llmfoundry_gauntlet.config.yaml import Problems, decode
-from llmfoundry_gauntlet.errors import ConfigError, raise_invalid_values
+from llmfoundry_gauntlet.config.yaml import Problems, decode, raise_invalid_values
+from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.types import ChatFormat, ReasoningMarkers
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')

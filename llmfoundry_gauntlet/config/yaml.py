@@ -9,7 +9,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,7 +18,7 @@ import yaml
 from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from llmfoundry_gauntlet.config.resources import path_problem, shipped
-from llmfoundry_gauntlet.errors import Caught, ConfigError, InvalidValuesError
+from llmfoundry_gauntlet.errors import Caught, ConfigError
 
 TYPE_NAMES = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or false', dict: 'a mapping'}
 UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
@@ -28,6 +28,21 @@ SUFFIXES = ('.yaml', '.yml')
 YAML_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # of libyaml, if PyYAML was built with it
 MOST_SHOWN = 60  # characters of a path that is too long
 LABELS = ('label', 'name', 'dataset')  # keys that name an entry: a task, a benchmark or category, a SCORE dataset
+
+
+class InvalidValuesError(ValueError):
+    """Settings with invalid values; each of the `problems` begins with the key that it is about."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__('; '.join(self.problems))
+
+
+def raise_invalid_values(problems: Iterable[str]) -> None:
+    """Raise one InvalidValuesError with all problems, if there are any."""
+    found = list(problems)
+    if found:
+        raise InvalidValuesError(found)
 
 
 class Problems:
