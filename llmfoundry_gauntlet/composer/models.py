@@ -33,17 +33,10 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     reason_of,
 )
 from llmfoundry_gauntlet.config.resources import path_problems
-from llmfoundry_gauntlet.config.yaml import describe, suggestion
+from llmfoundry_gauntlet.config.yaml import InvalidValuesError, describe, raise_invalid_values, suggestion
 from llmfoundry_gauntlet.data.hub import download_weights, find_folder, find_model, is_from_hub
 from llmfoundry_gauntlet.data.stores import scheme_of
-from llmfoundry_gauntlet.errors import (
-    Caught,
-    ConfigError,
-    InvalidValuesError,
-    ModelError,
-    raise_invalid_values,
-    tokenizer_errors,
-)
+from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError, tokenizer_errors
 from llmfoundry_gauntlet.types import TrainingPoint
 
 GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'
