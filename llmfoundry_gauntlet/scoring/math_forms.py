@@ -34,7 +34,8 @@ COMMANDS = {
     **{r'\neq': r'\ne', r'\varnothing': r'\emptyset', r'\ast': r'\cdot', r'\dots': r'\ldots', r'\cdots': r'\ldots'},
     **{r'\lbrace': r'\{', r'\rbrace': r'\}', r'\lbrack': '[', r'\rbrack': ']', r'\langle': '(', r'\rangle': ')'},
     **{r'\vee': r'\lor', r'\wedge': r'\land', r'\backslash': r'\setminus', r'\smallsetminus': r'\setminus'},
-    **{r'\lt': '<', r'\gt': '>', **dict.fromkeys((r'\quad', r'\qquad', r'\displaystyle', r'\textstyle'), ' ')},
+    **{r'\lt': '<', r'\gt': '>', r'\colon': ':'},
+    **dict.fromkeys((r'\quad', r'\qquad', r'\displaystyle', r'\textstyle'), ' '),
 }
 # Notations of one thing: real numbers, the end of a row with its distance, powers of ten, recurring decimals, bases.
 REALS = re.compile(r'\\(?:mathbb|Bbb)\s*(?:\{\s*R\s*\}|R(?![A-Za-z]))|\\R(?![A-Za-z])')
@@ -119,7 +120,7 @@ WHOLE_TEXT = re.compile(r'\\text\{([^{}]*)\}')
 NUMBER_IN_TEXT = re.compile(r'(-?[\d.,:]*\d)\s*([A-Za-z][A-Za-z. ]*)?')
 IN_BASE = re.compile(
     r'([+-]?)\s*([0-9A-Fa-f]*[0-9][0-9A-Fa-f]*(?:\.[0-9A-Fa-f]+)?)\s*'
-    r'(?:_\s*\{?\s*(?:\\text\{)?\s*(\d+|[a-z]+)\s*\}*|\\text\{\s*(?:in )?base[ -]?(\d+|[a-z]+)\s*\})'
+    r'(?:_\s*\{?\s*\(?\s*(?:\\text\{)?\s*(\d+|[a-z]+)\s*\}*\s*\)?\s*\}*|\\text\{\s*(?:in )?base[ -]?(\d+|[a-z]+)\s*\})'
 )
 NAMED_BASES = ('two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten', 'eleven', 'twelve')
 BASES = {name: str(base) for base, name in enumerate(NAMED_BASES, start=2)}
