@@ -44,6 +44,7 @@ METHOD = {
 }
 OF_CLASS = {PYTHON: '{name}().{target}', CPP: '{name}().{target}', JAVASCRIPT: 'new {name}().{target}'}
 EXPORTED = 'module.exports'  # of a JavaScript module
+SIGN_OF_CODE = re.compile(r'[;{}()=]|//|/\*|^[ \t]*#[ \t]*(?:define|if|include|pragma|undef)')  # C++, JavaScript
 LAST_LINE = '\n\n.\n'  # a statement that is no definition, which ends the ones before it
 
 
@@ -231,7 +232,7 @@ def function_body(text: str, language: str, *, is_marked: bool) -> CodeAnswer:
 def without_prose_before(text: str) -> str:
     """Return a C++ or JavaScript text from its first line with a sign of code."""
     lines = text.splitlines(keepends=True)
-    while lines and not re.search(r'[;{}()=]|//|/\*', lines[0]):
+    while lines and not SIGN_OF_CODE.search(lines[0]):
         lines.pop(0)
     while lines and is_prose(lines[0]) and lines[0].rstrip().endswith((':', '.')):
         lines.pop(0)

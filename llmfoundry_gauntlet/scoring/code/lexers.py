@@ -70,10 +70,11 @@ CONTINUES = {
 
 
 class Javascript(JavascriptLexer):  # type: ignore[misc]
-    """Pygments' lexer with three repairs, for version 2.21.
+    """Pygments' lexer with four repairs, for version 2.21.
 
     Strings end with their line, so that an apostrophe in prose does not swallow the program that follows. Braces inside
-    `${...}` nest. A string or pattern that the end of the text cuts off is one: what is in it may not end a program.
+    `${...}` nest. A pattern may follow an arrow. A string or pattern that the end of the text cuts off is one: what is
+    in it may not end a program.
     """
 
     name = 'JavaScript in answers'
@@ -84,6 +85,7 @@ class Javascript(JavascriptLexer):  # type: ignore[misc]
             (r'"(?:\\.|[^"\\\n])*(?:"|\\?\Z)', String.Double),
             (r"'(?:\\.|[^'\\\n])*(?:'|\\?\Z)", String.Single),
             (r'["\']', Error),
+            (r'=>', Punctuation, 'slashstartsregex'),
             inherit,
         ],
         'slashstartsregex': [
@@ -106,7 +108,7 @@ class Cpp(CppLexer):  # type: ignore[misc]
     """Pygments' lexer with two repairs, for version 2.21.
 
     Its patterns for the heads of functions, which take minutes for an answer of white space, are left out. A comment or
-    string that the end of the text cuts off is one.
+    string that the end of the text cuts off is one, and so is a line after `#if 0`.
     """
 
     name = 'C++ in answers'
@@ -116,6 +118,10 @@ class Cpp(CppLexer):  # type: ignore[misc]
         'root': [default('function')],
         'whitespace': [
             (r'//[^\n]*\Z', Comment.Single),
+            inherit,
+        ],
+        'if0': [
+            (r'[^\n]+\Z', Comment),
             inherit,
         ],
         'statements': [
@@ -137,13 +143,16 @@ def lexer_of(language: str) -> RegexLexer:
 def masked(text: str, language: str) -> str:
     """Return a text of the same length in which comments are blank and strings hold nothing but IN_STRING.
 
-    A line end inside a string is masked too: what follows it does not begin a line of the program.
+    A line end inside a string is masked too: what follows it does not begin a line of the program. The brackets of C++
+    macros are blank, as they need not close.
     """
     if language == CPP:  # its lexer takes quadratic time for blank lines
         text = BLANK_LINES.sub(lambda found: '\n' + ' ' * (len(found[0]) - 2) + '\n', text)
     parts = []
     for _, kind, value in lexer_of(language).get_tokens_unprocessed(text):
-        if kind in Comment and kind not in Comment.Preproc and kind not in Comment.PreprocFile:
+        if kind in Comment.Preproc:
+            parts.append(re.sub(r'[()\[\]{}]', ' ', value))
+        elif kind in Comment and kind not in Comment.PreprocFile:
             parts.append(re.sub(r'[^\n]', ' ', value))
         elif kind in String:
             parts.append(IN_STRING * len(value))
@@ -249,14 +258,16 @@ def is_complete(code: str, start: int, language: str) -> bool:
     """Return whether the text is long enough to tell what the statement at `start` defines."""
     if language == CPP:
         return bool(re.compile(r'[;{]|\n[ \t]*\n').search(code, start))
-    return '\n' in code[start:]
+    # A string defines nothing, and one that is never closed has no line end.
+    return code[start] == IN_STRING or '\n' in code[start:]
 
 
 def before_decorators(code: str, start: int) -> int:
-    """Return the start of the decorators directly above a line."""
+    """Return the start of the decorators above a line, between which there may be blank lines."""
     while True:
-        above = code.rfind('\n', 0, max(0, start - 1)) + 1
-        if above == start or not code.startswith('@', above):
+        before = code[:start].rstrip()
+        above = before.rfind('\n') + 1
+        if not before.startswith('@', above):
             return start
         start = above
 

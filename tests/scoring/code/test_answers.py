@@ -128,9 +128,13 @@ MORE = {
         'nested function of the same name': '    def total(v):\n        return sum(v)\n'
         '    return total(values) + START\n',
         'decorated': '@staticmethod\n{f}',
+        'function, decorator of nothing': '\n{f}\n@cache\n',
+        'function, quotation without an end': '\n{f}\n"""\nIt adds (them.\n',
     },
     CPP: {
         'raw string': '    string r = R"x(" } )" )x"; char c = \'}\'; // }\n{b}',
+        'macros': '#define END }\n#define BEGIN {\n{b}\nDone.\n',
+        'left out by the preprocessor': '    #if 0\n}\n#endif\n{b}',
         'headers': '```cpp\n#include <bits/stdc++.h>\nusing namespace std;\n\n{f}```\n',
         'other types': '```cpp\nlong long total(std::vector<int>& values) {\n{b}```\n',
         'template': '```cpp\ntemplate <typename T>\nT total(std::vector<T> values) {\n{b}```\n',
@@ -141,6 +145,7 @@ MORE = {
     JAVASCRIPT: {
         'helper after': '{c}\n\n{h}',
         'braces in patterns': "  const r = /[}]'/; r.test('a')\n{b}",
+        'pattern after an arrow': "  const r = () => /[}]'/; r()\n{b}",
         'templates in templates': '  const t = `}${[1].map((x) => `${{ a: x }.a}}`)}`\n{b}',
         'exported': '```js\nmodule.exports = function (values) {\n{b}```\n',
         'exported by name': '```js\n{f}\nmodule.exports = { total };\n```\n',
