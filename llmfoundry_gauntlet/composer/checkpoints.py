@@ -41,7 +41,6 @@ from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
 
 READING_ERRORS = (*FOREIGN_ERRORS, UnpicklingError, EOFError, SafetensorError)  # damaged or of another kind
 VALUES = tuple((value, f'{value.__module__}.{value.__qualname__}') for value in (Time, Timestamp, TimeUnit, timedelta))
-OF_TORCH = 'WeightsUnpickler error: '
 OF_METADATA = {
     'collections': ('OrderedDict',),
     'pathlib': ('PosixPath', 'WindowsPath', 'PurePosixPath', 'PureWindowsPath'),
@@ -97,8 +96,10 @@ def load_inert(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
         with torch.serialization.safe_globals([(Inert, name) for name in foreign]):
             try:
                 return torch.load(source, map_location='cpu', weights_only=True, mmap=mmap)
-            except pickle.UnpicklingError as error:  # its long message recommends weights_only=False
-                raise pickle.UnpicklingError(str(error).rpartition(OF_TORCH)[2].partition('\n')[0]) from error
+            except pickle.UnpicklingError as error:
+                # torch 2.7 raises it in place of one that states the reason, and recommends weights_only=False.
+                reason = error.__context__ or error
+                raise pickle.UnpicklingError(str(reason).partition('\n')[0]) from error
 
 
 class MetadataUnpickler(pickle.Unpickler):
