@@ -41,6 +41,7 @@ from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
 
 READING_ERRORS = (*FOREIGN_ERRORS, UnpicklingError, EOFError, SafetensorError)  # damaged or of another kind
 VALUES = tuple((value, f'{value.__module__}.{value.__qualname__}') for value in (Time, Timestamp, TimeUnit, timedelta))
+# Classes of torch 2.7, some of them private: `_StorageInfo` in docs/compatibility.md.
 OF_METADATA = {
     'collections': ('OrderedDict',),
     'pathlib': ('PosixPath', 'WindowsPath', 'PurePosixPath', 'PureWindowsPath'),
@@ -206,6 +207,7 @@ def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
     """Map the network's name of each weight to its stored name; legacy and unprefixed names as in transformers."""
     prefix = network.base_model_prefix
     is_bare = hasattr(network, prefix) and not any(name.startswith(prefix) for name in stored)
+    # Private in transformers 4.53 and gone in 5: `_get_key_renaming_mapping` in docs/compatibility.md.
     renamed = network._get_key_renaming_mapping(list(stored), None, False, is_bare)
     return {own: name for name, own in renamed.items()}
 

@@ -2,7 +2,7 @@
 
 FSDP gathers the weights in every forward, and so for every generated token. Kept, they are gathered once, and the ranks
 need not make the same forwards. torch 2.7 has no public way: FSDP1 has none at all, and the one of FSDP2
-(`set_reshard_after_forward`) comes with 2.8.
+(`set_reshard_after_forward`) comes with 2.8 (docs/compatibility.md: `_handle`, `_fsdp_param_group`).
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def log_to_wandb(destination: WandBLogger, rows: Rows, values: dict[str, float],
     after the last one. In training a lower step raises RuntimeError: the training was resumed from a step before the
     one that its W&B run had reached.
     """
-    if not destination._enabled:
+    if not destination._enabled:  # private in mosaicml 0.32.1 (docs/compatibility.md)
         return
     import wandb
 
@@ -316,7 +316,7 @@ def log_to_mlflow(destination: MLFlowLogger, rows: Rows, values: dict[str, float
     `destination.log_metrics` would skip a value equal to the previous one and buffer the others for some seconds.
     Values that the server did not confirm are resent with the next evaluation.
     """
-    if not destination._enabled:
+    if not destination._enabled:  # private in mosaicml 0.32.1 (docs/compatibility.md)
         return
     wanted = {
         destination.rename(key): value
@@ -348,7 +348,7 @@ def write_waiting(destination: MLFlowLogger, rows: Rows) -> None:
 
     with logger_errors(destination) as caught:
         client = MlflowClient(destination.tracking_uri)
-        run = str(destination._run_id)
+        run = str(destination._run_id)  # private in mosaicml 0.32.1 (docs/compatibility.md)
         while rows.waiting:
             batch, time_ms, values = rows.waiting[0]
             batch_key = destination.rename(BATCH)

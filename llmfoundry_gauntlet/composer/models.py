@@ -148,7 +148,7 @@ def check_numbers(config: PretrainedConfig) -> None:
 
     A list is allowed instead of an integer, as some models accept one (eos_token_id), but not instead of a float.
     """
-    if config.has_no_defaults_at_init:
+    if config.has_no_defaults_at_init:  # of transformers below 5 (docs/compatibility.md)
         return
     for key, default in type(config)().to_dict().items():
         if isinstance(default, bool) or not isinstance(default, (int, float)):
@@ -338,6 +338,8 @@ def composer_model(model: Any, tokenizer: Any) -> HuggingFaceModel:
 
 def mark_blocks_for_fsdp(model: Any) -> None:
     """Mark each transformer block as a unit for Composer's FSDP and activation checkpointing, as llm-foundry does."""
+    # Private names of transformers 4.53 and mosaicml 0.32.1: `_no_split_modules` and `_fsdp_wrap` in
+    # docs/compatibility.md.
     for module in model.modules():
         if type(module).__name__ in (model._no_split_modules or ()):
             module._fsdp_wrap = True

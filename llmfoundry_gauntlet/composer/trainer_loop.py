@@ -1,7 +1,7 @@
 """Composer's own evaluation loop, for every evaluation in a Trainer and with a clean-up after each.
 
 A callback gets the state of its Trainer, but not the Trainer. Names of mosaicml 0.32.1 that are private: the method
-`Trainer._eval_loop`, which runs one evaluator with all events, and which Composer itself calls.
+`Trainer._eval_loop`, which runs one evaluator with all events, and which Composer itself calls (docs/compatibility.md).
 """
 
 from __future__ import annotations

@@ -271,7 +271,8 @@ def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
             watcher.not_before[checkpoint] = time.monotonic() + options.poll_seconds
         except ModelError as error:
             on_first_rank(partial(watcher.report, checkpoint, DAMAGED, '; '.join(error.problems)))
-    atexit.unregister(Engine._close)  # Composer 0.32.1 keeps every Trainer referenced until exit
+    # mosaicml 0.32.1 keeps every Trainer referenced until exit: `Engine._close` in docs/compatibility.md.
+    atexit.unregister(Engine._close)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -103,7 +103,8 @@ def safe_variables(name: str, uri: str, loading: Mapping[str, Any]) -> dict[str,
     asked = {key: safe[key] for key in RESOLVED_BY if safe.get(key) is not None}
     if TRUST in inspect.signature(dataset_module_factory).parameters:  # datasets 3
         safe[TRUST] = False
-        # _require_custom_configs finds a script even if the hub has converted its rows, as datasets 4 does.
+        # _require_custom_configs finds a script even if the hub has converted its rows, as datasets 4 does
+        # (docs/compatibility.md).
         asked |= {TRUST: False, '_require_custom_configs': True}
     module: str = dataset_module_factory(name, **asked).module_path
     if not module.startswith(PACKAGED) or module.split('.')[2] not in (*BUILDERS, CACHE):

@@ -185,6 +185,7 @@ class Store:
         """
         path = f'{self._root}/{name}'
         with explained(f'{self.uri}/{name}'):
+            # Which of two ways is exclusive depends on the store: `pipe_file` in docs/compatibility.md.
             try:
                 if not self.is_local:  # s3fs 2025.3.0 ignores 'xb', and fsspec's pipe_file is not exclusive on disk
                     self.fs.pipe_file(path, content, mode='create')

@@ -3,7 +3,8 @@
 Models that look up their attention by name (transformers' AttentionInterface) find the engine's under NAME. For other
 models, individual functions are patched: torch's `scaled_dot_product_attention` and the functions that build dense
 masks, `_attn` of GPT-J, CodeGen and GPT-Neo, the forward of MPT's and Bloom's attention, and `attn_fn` in llm-foundry.
-The probe catches models for which this gives wrong numbers.
+The probe catches models for which this gives wrong numbers. These names are those of transformers 4.51 and 4.53 and of
+llm-foundry 0.22: docs/compatibility.md has what changes in later versions.
 
 ALiBi (arXiv 2108.12409) biases each attention score by the distance between query and key. Softmax is invariant to
 terms shared by all keys of a query, so a bias by head and key position is equivalent, and a model's own table is used.
@@ -174,7 +175,8 @@ def other_class(module: torch.nn.Module, implementation: str) -> type[torch.nn.M
 def selects_at_each_call(module: torch.nn.Module) -> bool:
     """Return whether a layer reads the attention implementation from its configuration at every call.
 
-    Falcon and GPT-BigCode do since transformers 4.54. Whole models read it too, but only to build masks.
+    Falcon and GPT-BigCode do since transformers 4.54 (docs/compatibility.md: `co_names`). Whole models read it too, but
+    only to build masks.
     """
     if isinstance(module, PreTrainedModel) or implementation_of(vars(module).get('config')) is None:
         return False
@@ -219,7 +221,7 @@ def implementation_of(config: Any) -> str | None:
     """Return the attention implementation that a configuration names, `None` if it names none."""
     try:
         return getattr(config, SELECTION, None)
-    except KeyError:  # raised by llm-foundry 0.22's configuration of rotary embeddings for unknown keys
+    except KeyError:  # of llm-foundry 0.22's configuration of rotary embeddings (docs/compatibility.md)
         return None
 
 
@@ -342,7 +344,8 @@ def bias_of_bloom(module: Any, length: int, query: torch.Tensor) -> torch.Tensor
 def bias_of_falcon(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
     """Return the ALiBi biases of FalconModel, which rounds them to bfloat16 and scales them with the scores.
 
-    In transformers 4.53 eager attention adds them twice: to the scores, and to the mask.
+    In transformers 4.53 eager attention adds them twice: to the scores, and to the mask
+    (docs/compatibility.md: `FalconModel`).
     """
     build: Any = vars(sys.modules[type(module).__module__])['build_alibi_tensor']
     mask = torch.ones(1, length, device=query.device, dtype=torch.long)

@@ -50,7 +50,7 @@ class KVCache(Cache):
         buffers = [buffer for layer in self._layers.values() for buffer in layer]
         return sum(buffer.shape[1] * buffer.shape[3] * buffer.itemsize for buffer in buffers)
 
-    # The interface of transformers' Cache.
+    # The interface of transformers' Cache, which changes after 4.53 (docs/compatibility.md).
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, cache_kwargs: Any = None

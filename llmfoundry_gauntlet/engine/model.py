@@ -69,7 +69,8 @@ class CausalLanguageModel:
         hidden_token_id: int | None = None,
         rotary: RotaryLengths | None = None,
     ) -> None:
-        self.model = getattr(model, '_orig_mod', model)  # below torch.compile: each batch has a shape of its own
+        # Below torch.compile, as each batch has a shape of its own; `_orig_mod` of torch 2.7 in docs/compatibility.md.
+        self.model = getattr(model, '_orig_mod', model)
         self.device = device
         self.hidden_token_id = hidden_token_id
         self.rotary = rotary

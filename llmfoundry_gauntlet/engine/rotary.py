@@ -1,7 +1,7 @@
 """Rotary embeddings whose frequencies depend on a length: longrope and dynamic NTK. Imports no torch.
 
 transformers 4.51 to 4.53 use the longest row of a forward, and dynamic NTK keeps the longest seen so far. So that no
-score depends on other items, each forward is told which length to use.
+score depends on other items, each forward is told which length to use (docs/compatibility.md: `inv_freq`).
 """
 
 from __future__ import annotations

@@ -340,6 +340,7 @@ def call_kernel(
     """Call torch's variable-length kernel, as its attention for nested tensors does (torch 2.6 and 2.7).
 
     Flash attention in half precision, memory-efficient attention otherwise. Both align causal masks with the last key.
+    The operators are private: `_flash_attention_forward` in docs/compatibility.md.
     """
     lengths = (call.bounds, call.key_bounds, call.longest, call.longest_key)
     found: torch.Tensor

@@ -23,6 +23,7 @@ from typing import Any
 import forks
 import pytest
 import tiny
+from composer.utils import dist
 from programs import can_confine
 from tiny import journal_lines, outcome, record
 
@@ -255,6 +256,22 @@ def test_a_thread_that_holds_the_gil_is_ended_too(world: World, tmp_path: Path):
     start = len(world.said)
     assert world.attempt(tmp_path, hangs=(0, 'holding'), stall_seconds=2) == [1]
     assert 'in score_or_hang' in world.said[start:]
+
+
+def compare_timeouts() -> None:
+    """Compare the timeout of this job's collectives, 7 s, with those of two watchdogs."""
+    logging.basicConfig(level=logging.WARNING)
+    dist.initialize_dist('cpu', timeout=7.0)
+    for stall_seconds in (6, 7):
+        progress.check_timeout(stall_seconds)
+
+
+def test_a_timeout_of_collectives_below_the_watchdogs_is_a_warning(tmp_path: Path):
+    """It is a private field of torch, whose absence would be no error. Mutation: read a field of another name."""
+    log = tmp_path / 'log.txt'
+    forks.run(compare_timeouts, log, num_ranks=2)
+    lines = [line for line in log.read_text().splitlines() if 'collectives time out' in line]
+    assert len(lines) == 2 and all('stall_seconds is 7, but collectives time out after 7 s' in line for line in lines)
 
 
 def test_without_stall_seconds_nothing_is_ended(world: World, tmp_path: Path):
