@@ -196,7 +196,7 @@ def tokenized_by(
 ) -> TokenizedItem:
     """Tokenize an item with a model's tokenizer, without loading weights. Raise ModelError."""
     from llmfoundry_gauntlet.composer.models import open_model
-    from llmfoundry_gauntlet.composer.runner import resolve_max_seq_len
+    from llmfoundry_gauntlet.engine.lengths import resolve_max_seq_len
     from llmfoundry_gauntlet.tasks.encode import Encoder
     from llmfoundry_gauntlet.tasks.items import Preparation
 

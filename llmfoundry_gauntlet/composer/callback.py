@@ -15,36 +15,19 @@ from composer.callbacks import CheckpointSaver
 from composer.core import Callback, Event, State
 from composer.loggers import Logger, LoggerDestination, ProgressBarLogger
 from composer.models import HuggingFaceModel
-from composer.utils import create_interval_scheduler, dist
+from composer.utils import create_interval_scheduler
 
 from llmfoundry_gauntlet.composer.eval_metrics import call_watchers, metrics_by_label
-from llmfoundry_gauntlet.composer.gathered import weights_gathered
-from llmfoundry_gauntlet.composer.journal import (
-    Resuming,
-    SharedJournal,
-    digest_of_items,
-    identity_of,
-    model_fingerprint,
-)
 from llmfoundry_gauntlet.composer.loggers import log_evaluation, warn_of_libraries
-from llmfoundry_gauntlet.composer.loop import (
-    SOME_BATCHES,
-    EvaluationLoader,
-    Results,
-    Step,
-    make_evaluator,
-)
 from llmfoundry_gauntlet.composer.models import ModelSource
-from llmfoundry_gauntlet.composer.progress import check_timeout, progress_report, watchdog
-from llmfoundry_gauntlet.composer.records import (
-    Records,
-    TrainingLoss,
-    checkpoint_savers,
-    environment,
-    on_first_rank,
+from llmfoundry_gauntlet.composer.records import Records, TrainingLoss, checkpoint_savers, environment
+from llmfoundry_gauntlet.composer.trainer_loop import (
+    after_each_evaluation,
+    make_evaluator,
+    run_evaluator,
+    trainer_of,
+    unwrapped,
 )
-from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
-from llmfoundry_gauntlet.composer.trainer_loop import after_each_evaluation, run_evaluator, trainer_of
 from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.config.settings import INTERVAL_WORDS
 from llmfoundry_gauntlet.engine.model import is_sharded
@@ -54,6 +37,24 @@ from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.metrics.composites import Sizes
 from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, write_records
 from llmfoundry_gauntlet.results.journal import JOURNAL
+from llmfoundry_gauntlet.runtime.distributed import global_rank, on_first_rank
+from llmfoundry_gauntlet.runtime.gathered import weights_gathered
+from llmfoundry_gauntlet.runtime.journal import (
+    Resuming,
+    SharedJournal,
+    digest_of_items,
+    identity_of,
+    model_fingerprint,
+)
+from llmfoundry_gauntlet.runtime.loop import (
+    SOME_BATCHES,
+    EvaluationLoader,
+    Results,
+    Step,
+)
+from llmfoundry_gauntlet.runtime.progress import progress_report
+from llmfoundry_gauntlet.runtime.runner import prepare_for_model
+from llmfoundry_gauntlet.runtime.watchdog import check_timeout, watchdog
 from llmfoundry_gauntlet.types import TrainingPoint
 
 CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
@@ -355,7 +356,7 @@ class EvalGauntlet(Callback):
         loader.opening = partial(self._with_weights, state, loader)
         if self.settings.stall_seconds is not None:
             ending.enter_context(watchdog(self.settings.stall_seconds, loader.progress, loader.doing))
-        if dist.get_global_rank() == 0:
+        if global_rank() == 0:
             ending.enter_context(progress_report(title_of(state), lambda: loader.work))
         ending.callback(restore_forward, model, vars(model).get('eval_forward'))
         vars(model)['eval_forward'] = run_step

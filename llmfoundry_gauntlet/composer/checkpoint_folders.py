@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from composer.utils import dist
-
 from llmfoundry_gauntlet.composer.checkpoints import (
     CONFIG,
     LINK,
@@ -20,11 +18,10 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     SHARD,
     parts_without_optimizer,
 )
-from llmfoundry_gauntlet.composer.progress import meet
-from llmfoundry_gauntlet.composer.records import raised_on_all_ranks
 from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.runtime.distributed import barrier, gather, global_rank, local_rank, meet, raised_on_all_ranks
 
 BATCH = re.compile(r'(?:^|[^A-Za-z])(?:ba|batch|checkpoint-|step)[-_]?(\d+)')
 LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # rank 0's file represents the files of all ranks
@@ -82,17 +79,17 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
     All ranks must call this. One rank per machine downloads; the copy is deleted when all ranks have left the context.
     Raise ModelError or StoreError on all ranks.
     """
-    is_first = dist.get_local_rank() == 0
-    first = dist.get_global_rank() - dist.get_local_rank()
+    is_first = local_rank() == 0
+    first = global_rank() - local_rank()
     with tempfile.TemporaryDirectory(prefix='gauntlet-model-') if is_first else contextlib.nullcontext('') as made:
-        folder = Path(dist.all_gather_object(made)[first])
+        folder = Path(gather(made)[first])
         with raised_on_all_ranks():
             try:
                 found: Any = download(uri, folder) if is_first else None
             finally:
                 meet()  # a download may take longer than the timeout of collectives
-        yield dist.all_gather_object(found)[first]
-        dist.barrier()
+        yield gather(found)[first]
+        barrier()
 
 
 def download(uri: str, folder: Path) -> tuple[Path, str]:

@@ -20,9 +20,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint
-from llmfoundry_gauntlet.composer.progress import repeated
 from llmfoundry_gauntlet.data.stores import Store
 from llmfoundry_gauntlet.errors import StoreError
+from llmfoundry_gauntlet.runtime.distributed import repeated
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 from composer.core import get_precision_context
-from composer.utils import dist, model_eval_mode
+from composer.utils import model_eval_mode
 
 from llmfoundry_gauntlet.composer.evaluate import opened
-from llmfoundry_gauntlet.composer.loop import EvaluationLoader
 from llmfoundry_gauntlet.engine.continuous import (
     ContinuousBatch,
     assign_continuous_batches,
@@ -29,6 +28,8 @@ from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.precision import precision_plan
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, share_seconds
 from llmfoundry_gauntlet.metrics.composites import TargetEstimate
+from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, world_size
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
 from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
 Answer = TypeVar('Answer')
@@ -78,7 +79,7 @@ def measure(loader: EvaluationLoader, preparing_seconds: float = 0.0) -> Estimat
         targets=targets,
         seconds={name: value for name, value in seconds.items() if value},
         preparing_seconds=preparing_seconds,
-        num_ranks=dist.get_world_size(),
+        num_ranks=world_size(),
         notes=tuple(notes),
     )
 
@@ -141,16 +142,16 @@ def scoring_seconds(loader: EvaluationLoader, planned: PlannedEvaluation) -> flo
     if not planned.batches:
         return 0.0
     model = loader.runner.language_model
-    by_rank = assign(planned.batches, num_ranks=dist.get_world_size())
+    by_rank = assign(planned.batches, num_ranks=world_size())
     steps = sorted(range(len(by_rank[0])), key=lambda step: max(batches[step].cost for batches in by_rank))
     step = steps[len(steps) // 2]
-    batch = by_rank[dist.get_global_rank()][step]
+    batch = by_rank[global_rank()][step]
     if any(batches[step].prefix is not None for batches in by_rank):  # in the plan, the prefix runs in a separate step
         model.run(batch if batch.prefix is None else prefix_batch(batch))
     model.run(batch)  # warm-up: the first forward of a process takes longer
     seconds, _ = timed(loader, lambda: planned.results(model.run(batch)))
     model.forget()
-    slowest = max(dist.all_gather_object(seconds))
+    slowest = max(gather(seconds))
     cost = max(batches[step].cost for batches in by_rank)
     return slowest / cost * max(sum(batch.cost for batch in batches) for batches in by_rank)
 
@@ -178,12 +179,12 @@ def time_generations(
     num_generated = sum((output.num_tokens or 0) - 1 for output in outputs)
     of_prompts = in_prompts / max(1, prompt_tokens([prompts]).total())
     of_tokens = max(0.0, in_all - in_prompts) / max(1, num_generated)
-    measured = dist.all_gather_object((of_prompts, of_tokens, programs))
+    measured = gather((of_prompts, of_tokens, programs))
     prompt_seconds = max(prompt for prompt, _, _ in measured)
     token_seconds = max(token for _, token, _ in measured)
     program_seconds = {task: max(seconds[task] for _, _, seconds in measured) for task in programs}
     parts: dict[str, list[dict[str, float]]] = {'generating': [], 'programs': []}
-    for batches in assign_continuous_batches(planned.continuous_batches, num_ranks=dist.get_world_size()):
+    for batches in assign_continuous_batches(planned.continuous_batches, num_ranks=world_size()):
         generating = defaultdict(float, {task: prompt_seconds * n for task, n in prompt_tokens(batches).items()})
         for request in (request for batch in batches for request in distinct(batch)):
             task = request.key.task

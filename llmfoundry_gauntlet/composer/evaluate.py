@@ -21,7 +21,6 @@ from composer.loggers import LoggerDestination
 from composer.utils import FSDPConfig, dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
-from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run
 from llmfoundry_gauntlet.composer.models import (
     ModelSettings,
@@ -31,8 +30,6 @@ from llmfoundry_gauntlet.composer.models import (
     mark_blocks_for_fsdp,
     open_model,
 )
-from llmfoundry_gauntlet.composer.records import raised_on_all_ranks
-from llmfoundry_gauntlet.composer.runner import longest_prompt
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, Mapped, map_evaluation
 from llmfoundry_gauntlet.config.resources import path_problems
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, decode_settings, plain
@@ -44,6 +41,9 @@ from llmfoundry_gauntlet.results.files import check_out
 from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, with_remedy
 from llmfoundry_gauntlet.results.report.printing import print_runs, print_scores, print_unwritten
 from llmfoundry_gauntlet.results.runs import find_evaluations
+from llmfoundry_gauntlet.runtime.distributed import barrier, global_rank, local_rank, raised_on_all_ranks, world_size
+from llmfoundry_gauntlet.runtime.journal import Resuming
+from llmfoundry_gauntlet.runtime.runner import longest_prompt
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
 DEVICES = ('cpu', 'gpu')
@@ -99,7 +99,7 @@ def evaluate(model: str | Path, **settings: Any) -> Evaluation:
     """
     with opened(model, **settings) as (trainer, callback):
         trainer.eval()
-    dist.barrier()
+    barrier()
     if callback.evaluation is None:
         raise RuntimeError('the evaluation ended without a result')
     return callback.evaluation
@@ -231,7 +231,7 @@ def make_trainer(
     if parallelism_config is not None:
         network = load_to_shard(source)
     else:
-        network = source.load(torch.device('cuda', dist.get_local_rank()) if device == 'gpu' else torch.device('cpu'))
+        network = source.load(torch.device('cuda', local_rank()) if device == 'gpu' else torch.device('cpu'))
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='No optimizer was specified')
         trainer = Trainer(
@@ -252,7 +252,7 @@ def load_to_shard(source: ModelSource) -> Any:
     Raise ModelError on all ranks.
     """
     with raised_on_all_ranks():
-        network = source.load(torch.device('cpu' if dist.get_global_rank() == 0 else 'meta'))
+        network = source.load(torch.device('cpu' if global_rank() == 0 else 'meta'))
     mark_blocks_for_fsdp(network)
     network.param_init_fn = lambda _: None  # Composer requires one for the meta device
     return network
@@ -303,7 +303,7 @@ def read_config(path: str, overrides: list[str]) -> Mapped:
     collected = Collected()
     mapped = Mapped(values=values)
     with collected:
-        mapped = map_evaluation(values, source=path, num_ranks=dist.get_world_size())
+        mapped = map_evaluation(values, source=path, num_ranks=world_size())
     everyones = [arguments_of(mapped, model) for model in mapped.models] or [mapped.values]
     for arguments in everyones:
         with collected:
@@ -350,7 +350,7 @@ def evaluate_listed(config: Mapped) -> int:
         except GauntletError as error:
             print(f'{model.name} was not evaluated:', file=sys.stderr)
             print_problems(error)
-    if done and dist.get_global_rank() == 0:
+    if done and global_rank() == 0:
         print_models(Path(config.values['out']), done)
     if len(done) == len(config.models):
         return 0
@@ -369,7 +369,7 @@ def evaluate_or_explain(arguments: Mapping[str, Any], done: Sequence[ListedModel
         try:
             evaluate(**arguments)
         except UnwrittenError as error:
-            if dist.get_global_rank() == 0:
+            if global_rank() == 0:
                 print_unwritten(error)
             raise with_remedy(error, kept) from error
 
@@ -384,7 +384,7 @@ def print_models(out: Path, models: Sequence[ListedModel]) -> None:
 
 def say(line: str) -> None:
     """Print a line on rank 0."""
-    if dist.get_global_rank() == 0:
+    if global_rank() == 0:
         print(line, flush=True)
 
 
@@ -398,6 +398,6 @@ def evaluate_file(path: str, overrides: list[str]) -> int:
     if config.models:
         return evaluate_listed(config)
     evaluate_or_explain(config.values)
-    if dist.get_global_rank() == 0:
+    if global_rank() == 0:
         print_runs(Path(config.values['out']))
     return 0

@@ -10,12 +10,13 @@ from composer.core import Evaluator
 from composer.models import HuggingFaceModel
 from torchmetrics import Metric
 
-from llmfoundry_gauntlet.composer.loop import EvaluationLoader, Step, make_evaluator
-from llmfoundry_gauntlet.composer.runner import prepare_for_model, unwrapped
+from llmfoundry_gauntlet.composer.trainer_loop import make_evaluator, unwrapped
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import load_inputs
 from llmfoundry_gauntlet.evaluation.run import one_task
 from llmfoundry_gauntlet.metrics.keys import error_name, is_logged, task_group, with_errors
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoader, Step
+from llmfoundry_gauntlet.runtime.runner import prepare_for_model
 from llmfoundry_gauntlet.tasks import metrics_of
 
 

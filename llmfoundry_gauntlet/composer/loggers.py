@@ -21,12 +21,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from composer.core import State
 from composer.loggers import FileLogger, Logger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
-from composer.utils import MissingConditionalImportError, dist
+from composer.utils import MissingConditionalImportError
 from packaging.requirements import Requirement
 
 from llmfoundry_gauntlet.config.yaml import describe, suggestion
 from llmfoundry_gauntlet.errors import Caught, Collected, ConfigError, plural
 from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS
+from llmfoundry_gauntlet.runtime.distributed import global_rank
 
 Builders = Mapping[str, Callable[..., Any]]
 
@@ -269,7 +270,7 @@ def log_to_tensorboard(destination: TensorboardLogger, rows: Rows, values: dict[
 
     After a resume, values that the folder already holds are not written again.
     """
-    if destination.rank_zero_only and dist.get_global_rank() != 0:
+    if destination.rank_zero_only and global_rank() != 0:
         return
     writer = destination.writer
     if writer is None:

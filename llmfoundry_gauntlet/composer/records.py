@@ -5,29 +5,27 @@ from __future__ import annotations
 import logging
 import math
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Any
 
 import composer
 import torch
 import transformers
 from composer.callbacks import CheckpointSaver
 from composer.core import State
-from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.checkpoints import SHARD
-from llmfoundry_gauntlet.errors import GauntletError, RecordError
+from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.results.files import RESULTS
 from llmfoundry_gauntlet.results.journal import JOURNAL, remove_journal
+from llmfoundry_gauntlet.runtime.distributed import global_rank, local_rank, on_first_rank, world_size
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar('Answer')
 Write = Callable[[str | None], None]  # writes records, given the name of the checkpoint
 
 
@@ -68,7 +66,7 @@ class Records:
         if state.max_duration is None:
             on_first_rank(partial(work, None))
             self._remove_journal()
-        elif dist.get_global_rank() == 0:
+        elif global_rank() == 0:
             self._pending = state.timestamp.batch.value, work
 
     def begin(self, state: State) -> None:
@@ -96,7 +94,7 @@ class Records:
         return self._task is not None and self._task.result()
 
     def _remove_journal(self) -> None:
-        if self._latest is not None and dist.get_local_rank() == 0:  # nodes may have a folder each
+        if self._latest is not None and local_rank() == 0:  # nodes may have a folder each
             remove_journal(self._latest)
         self._latest = None
 
@@ -125,37 +123,6 @@ def checkpoint_of_batch(state: State, batch: int) -> str | None:
             if timestamp.batch.value == batch:
                 return str(PurePath(name).parent) if name.endswith(SHARD) else name
     return None
-
-
-@contextmanager
-def raised_on_all_ranks() -> Iterator[None]:
-    """Raise an expected error of any rank on all ranks, which must all enter the context.
-
-    An unexpected one ends the other ranks with a RuntimeError, so that they do not wait for its rank.
-    """
-    problem: Exception | None = None
-    try:
-        yield
-    except (GauntletError, OSError) as error:
-        problem = error
-    except Exception:  # raised again, once the others know
-        dist.all_gather_object(RuntimeError(f'rank {dist.get_global_rank()} failed'))
-        raise
-    problems: list[Exception | None] = dist.all_gather_object(problem)
-    for found in problems:
-        if found is not None:
-            raise found
-
-
-def on_first_rank(work: Callable[[], Answer]) -> Answer:
-    """Call a function on rank 0 and return its result on all ranks; its expected errors are raised on all ranks."""
-    found: list[Any] = [None]
-    with raised_on_all_ranks():
-        if dist.get_global_rank() == 0:
-            found[0] = work()
-    dist.broadcast_object_list(found, src=0)
-    answer: Answer = found[0]
-    return answer
 
 
 @dataclass(slots=True)
@@ -191,6 +158,6 @@ def environment(state: State) -> dict[str, Any]:
         'composer': composer.__version__,
         'device': torch.cuda.get_device_name() if state.device.name == 'gpu' else state.device.name,
         'precision': state.precision.value,
-        'num_ranks': dist.get_world_size(),
+        'num_ranks': world_size(),
         'num_threads': torch.get_num_threads(),
     }

@@ -33,7 +33,7 @@ from composer.optim import (
     CosineAnnealingWithWarmupScheduler,
     LinearWithWarmupScheduler,
 )
-from composer.utils import dist, reproducibility
+from composer.utils import reproducibility
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
@@ -46,6 +46,7 @@ from llmfoundry_gauntlet.config.resources import path_problem, path_problems
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, raise_invalid_values, read_yaml, suggestion
 from llmfoundry_gauntlet.errors import Collected, ConfigError
 from llmfoundry_gauntlet.results.report.printing import print_runs
+from llmfoundry_gauntlet.runtime.distributed import global_rank, world_size
 
 UNITS = tuple(unit.value for unit in TimeUnit)  # of Composer's times
 SHARE_OF_TRAINING = TimeUnit.DURATION.value
@@ -308,9 +309,9 @@ def build_model(config: ModelConfig, *, tokenizer: PreTrainedTokenizerBase, max_
 
 def rows_per_rank(config: TrainConfig) -> int:
     """Return the number of rows per rank and batch. Raise ConfigError if the batch size is no multiple of the ranks."""
-    rows, rest = divmod(config.global_train_batch_size, dist.get_world_size())
+    rows, rest = divmod(config.global_train_batch_size, world_size())
     if rest or not rows:
-        found = f'{config.global_train_batch_size} rows for {dist.get_world_size()} ranks'
+        found = f'{config.global_train_batch_size} rows for {world_size()} ranks'
         raise ConfigError(f'global_train_batch_size: {found}; allowed: a multiple of the number of ranks')
     return rows
 
@@ -390,8 +391,8 @@ def print_evaluations(trainer: Trainer) -> None:
 
 def train(path: str, overrides: list[str]) -> None:
     """Train from a YAML file and print the scores. Raise GauntletError."""
-    config, lines = read_config(path, overrides, num_ranks=dist.get_world_size())
-    if lines and dist.get_global_rank() == 0:
+    config, lines = read_config(path, overrides, num_ranks=world_size())
+    if lines and global_rank() == 0:
         print('\n'.join(lines), flush=True)
     trainer = build_trainer(config)
     state = trainer.state
@@ -400,5 +401,5 @@ def train(path: str, overrides: list[str]) -> None:
     else:
         trainer.fit()
     trainer.close()
-    if dist.get_global_rank() == 0:
+    if global_rank() == 0:
         print_evaluations(trainer)

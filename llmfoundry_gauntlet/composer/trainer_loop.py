@@ -9,14 +9,20 @@ from __future__ import annotations
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from composer import Trainer
-from composer.core import Evaluator, Event, State
+from composer.core import DataSpec, Evaluator, Event, State
+from composer.models import HuggingFaceModel
+from torch.nn.parallel import DistributedDataParallel
+
+from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
 
 EVAL_LOOP = '_eval_loop'
+EvalInterval = Callable[[State, Any], bool]
 
 
 def trainer_of(state: State) -> Trainer:
@@ -71,3 +77,32 @@ def set_dataloader(state: State, dataloader: Any, label: str | None, length: Any
     state.set_dataloader(dataloader, label)
     if length is not None:
         state.dataloader_len = length
+
+
+def make_evaluator(
+    label: str, loader: EvaluationLoader, eval_interval: EvalInterval | None, metric_names: Sequence[str] = ()
+) -> Evaluator:
+    """Return a Composer Evaluator that runs this rank's steps."""
+    return Evaluator(
+        label=label,
+        dataloader=DataSpec(
+            loader,
+            split_batch=lambda step, _: [step],
+            get_num_samples_in_batch=lambda _: 1,  # not used
+        ),
+        metric_names=list(metric_names),
+        eval_interval=eval_interval,
+        subset_num_batches=-1,
+        device_eval_microbatch_size=1,
+    )
+
+
+def unwrapped(model: Any) -> HuggingFaceModel:
+    """Return the Composer model without DDP. Raise ModelError unless it is a HuggingFaceModel with a tokenizer."""
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    if not isinstance(model, HuggingFaceModel):
+        raise ModelError(f'the model is a {type(model).__name__}; allowed: a composer.models.HuggingFaceModel')
+    if model.tokenizer is None:
+        raise ModelError('the model has no tokenizer; construct HuggingFaceModel(model, tokenizer=...)')
+    return model

@@ -27,15 +27,15 @@ from composer.utils import dist
 from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
 from llmfoundry_gauntlet.composer.claims import Claim, Claims
 from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, hardware_of, opened, run_settings
-from llmfoundry_gauntlet.composer.journal import Resuming
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
-from llmfoundry_gauntlet.composer.records import on_first_rank
 from llmfoundry_gauntlet.config.settings import CHAT
 from llmfoundry_gauntlet.data.stores import Store
 from llmfoundry_gauntlet.errors import Collected, ModelError, RecordError, StoreError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs, with_programs
 from llmfoundry_gauntlet.results.files import RESULTS, read_results
 from llmfoundry_gauntlet.results.interrupts import exit_on_signals
+from llmfoundry_gauntlet.runtime.distributed import on_first_rank
+from llmfoundry_gauntlet.runtime.journal import Resuming
 from llmfoundry_gauntlet.types import TrainingPoint
 
 log = logging.getLogger(__name__)

@@ -23,10 +23,10 @@ from composer.utils import FSDP2Config, FSDPConfig, dist
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, _init_utils
 
 from llmfoundry_gauntlet import EvalGauntlet, Evaluation, evaluate
-from llmfoundry_gauntlet.composer import gathered
-from llmfoundry_gauntlet.composer.runner import unwrapped
+from llmfoundry_gauntlet.composer.trainer_loop import unwrapped
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.runtime import gathered
 
 TASKS = ('mixed', 'long', 'riddles')
 INSTRUCTION = 'The same long instruction precedes each one of all of these questions. '

@@ -28,16 +28,17 @@ from programs import can_confine
 from tiny import journal_lines, outcome, record
 
 from llmfoundry_gauntlet import evaluate
-from llmfoundry_gauntlet.composer import progress
-from llmfoundry_gauntlet.composer.loop import EvaluationLoader
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
+from llmfoundry_gauntlet.runtime import watchdog
+from llmfoundry_gauntlet.runtime.distributed import global_rank
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
 
 STALLED = 3
 
 
 def hang(how: str) -> None:
     """Make every batch from the 5th on hang, asleep or `holding` Python's lock."""
-    progress.BACKSTOP_SECONDS = 2.0
+    watchdog.BACKSTOP_SECONDS = 2.0
     score, calls = EvaluationLoader._score, itertools.count()
 
     def score_or_hang(*arguments: object) -> object:
@@ -53,7 +54,7 @@ def hang(how: str) -> None:
 def job(folder: Path, hangs: tuple[int, str] | None, settings: dict[str, Any]) -> None:
     """Evaluate the saved model of a folder on its tasks; `hangs` is the rank that hangs, and how."""
     logging.basicConfig(format='%(message)s')
-    if hangs is not None and hangs[0] == progress.dist.get_global_rank():
+    if hangs is not None and hangs[0] == global_rank():
         hang(hangs[1])
     try:
         evaluate(**{'model': folder / 'model', 'device': 'cpu', **tiny.settings_of(folder), **settings})

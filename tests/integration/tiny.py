@@ -21,10 +21,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.distributed import checkpoint
 from torch.utils.data import DataLoader
 
-from llmfoundry_gauntlet.composer.loop import EvaluationLoader
-from llmfoundry_gauntlet.composer.runner import prepare_for_model
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
+from llmfoundry_gauntlet.runtime.runner import prepare_for_model
 
 # 7, 5 and 2 items: no number of ranks divides them, and 3 ranks are more than the last has.
 TASKS = {

@@ -19,14 +19,14 @@ from composer.models import HuggingFaceModel
 from programs import sandbox
 
 from llmfoundry_gauntlet import EvalGauntlet, build_icl_evaluators
-from llmfoundry_gauntlet.composer import runner
-from llmfoundry_gauntlet.composer.journal import SharedJournal
-from llmfoundry_gauntlet.composer.loop import EvaluationLoader
 from llmfoundry_gauntlet.engine.decoding import end_ids
 from llmfoundry_gauntlet.engine.model import Budget
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
 from llmfoundry_gauntlet.metrics.keys import with_errors
+from llmfoundry_gauntlet.runtime import runner
+from llmfoundry_gauntlet.runtime.journal import SharedJournal
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
 from llmfoundry_gauntlet.scoring.code.execution import check_completion
 
 ALL = ['accuracy', 'errors', 'metrics']

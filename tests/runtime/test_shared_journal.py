@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composer.utils import dist
 
-from llmfoundry_gauntlet.composer import journal
-from llmfoundry_gauntlet.composer.journal import Resuming, SharedJournal
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.results.journal import JOURNAL, Journal, OtherEvaluationError
+from llmfoundry_gauntlet.runtime import distributed, journal
+from llmfoundry_gauntlet.runtime.journal import Resuming, SharedJournal
 
 IDENTITY = {'model': 'ab', 'items': 'cd'}
 PLAN = {'layout': 'stream'}
@@ -81,7 +80,7 @@ def test_an_unexpected_error_ends_all_ranks(tmp_path: Path, monkeypatch: pytest.
         raise Unforeseen
 
     monkeypatch.setattr(journal, 'read_journal', fail)
-    monkeypatch.setattr(dist, 'all_gather_object', told.append)
+    monkeypatch.setattr(distributed, 'gather', told.append)
     with pytest.raises(Unforeseen):
         begin(tmp_path, REQUIRED)
     assert str(told) == "[RuntimeError('rank 0 failed')]"

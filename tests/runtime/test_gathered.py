@@ -11,7 +11,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from llmfoundry_gauntlet.composer.gathered import gathered_at_a_time
+from llmfoundry_gauntlet.runtime.gathered import gathered_at_a_time
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ import torch
 from composer import Trainer
 
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.composer.loop import EvaluationLoader, Step
-from llmfoundry_gauntlet.composer.runner import Found, agreed
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.model import Budget
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import Probe
 from llmfoundry_gauntlet.engine.ranks import assign
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoader, Step
+from llmfoundry_gauntlet.runtime.runner import Found, agreed
 from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
-from composer.models import HuggingFaceModel
-from composer.utils import dist
-from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig
 
-from llmfoundry_gauntlet.composer.gathered import gathered_at_a_time
 from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.config.settings import AUTO
 from llmfoundry_gauntlet.engine.decoding import GENERATION_LAYOUTS, NO_CACHE, GenerationDecoder, end_ids
 from llmfoundry_gauntlet.engine.generate import TextGenerator
+from llmfoundry_gauntlet.engine.lengths import position_limit, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.engine.model import Budget, CausalLanguageModel, automatic_budget
 from llmfoundry_gauntlet.engine.plan import LAYOUTS
 from llmfoundry_gauntlet.engine.probe import Probe, probe, probe_generation, use_eager_attention
-from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import (
@@ -31,14 +27,12 @@ from llmfoundry_gauntlet.evaluation.run import (
     prepare_evaluation,
 )
 from llmfoundry_gauntlet.results.journal import Identity
+from llmfoundry_gauntlet.runtime.distributed import gather, world_size
+from llmfoundry_gauntlet.runtime.gathered import gathered_at_a_time
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.prepare import TOKENS
 
 PLAN = ('tokens_per_batch', 'generation_tokens_per_batch', 'requests_per_batch', 'layout')  # recorded to be resumed
-LENGTH_KEYS = ('max_position_embeddings', 'n_positions', 'max_seq_len', 'max_sequence_length', 'seq_length')
-ALIBI_MODELS = ('bloom', 'mpt')  # run any length, regardless of the configuration
-SCALED_ROPE = ('linear', 'dynamic', 'yarn', 'llama3', 'longrope')
-LENGTH_DEPENDENT_ROPE = ('dynamic', 'longrope')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +55,20 @@ class Found:
         return LAYOUTS[0] if self.scoring is None else self.scoring.layout
 
 
-class ModelRunner:
-    """Run a Composer model for the items of an evaluation. Under FSDP `model.model` is the root module."""
+class EvaluatedModel(Protocol):
+    """A network that works like a Hugging Face causal language model, and its tokenizer.
 
-    def __init__(self, model: HuggingFaceModel, prepared: PreparedEvaluation) -> None:
+    Composer's HuggingFaceModel is one. Under FSDP `model` is the root module. It may be replaced between evaluations.
+    """
+
+    model: Any
+    tokenizer: Any
+
+
+class ModelRunner:
+    """Run a model for the items of an evaluation."""
+
+    def __init__(self, model: EvaluatedModel, prepared: PreparedEvaluation) -> None:
         self.model = model
         self.tokenizer: Any = model.tokenizer
         self.prepared = prepared  # all items
@@ -73,7 +77,7 @@ class ModelRunner:
         self.network: Any = model.model
         self.modules: list[Any] = []  # of the network, as it was in the latest evaluation
 
-    def use(self, model: HuggingFaceModel) -> bool:
+    def use(self, model: EvaluatedModel) -> bool:
         """Run the network that is now in a model; return whether it, or a part of it, is another than before.
 
         Then it is probed anew. Raise ModelError if it cannot run the items.
@@ -106,7 +110,7 @@ class ModelRunner:
             padded_to = {key: self.prepared.max_seq_len_of(key) for key in self.prepared.tasks}
         return CausalLanguageModel(
             self.model.model,
-            device=next(self.model.parameters()).device,
+            device=next(self.model.model.parameters()).device,
             hidden_token_id=hidden,
             rotary=rotary_lengths(self.model.model.config, padded_to),
         )
@@ -125,8 +129,8 @@ class ModelRunner:
             scoring, generation = self._probe(), self._probe_generation()
             budget = self._budget(generation, recorded) if found is None else found.budget
             mine = Found(scoring=scoring, generation=generation, budget=budget)
-            found = self.found = agreed(dist.all_gather_object(mine))
-            if any(dist.all_gather_object(bool(self.language_model.eager))):
+            found = self.found = agreed(gather(mine))
+            if any(gather(bool(self.language_model.eager))):
                 reason = 'another rank found it off the eager attention that defines the model'
                 use_eager_attention(self.language_model, reason)
             if self.generator is not None and found.generation is not None:
@@ -191,7 +195,7 @@ class ModelRunner:
             cached_bytes=cached_bytes,
             num_tokens=self.prepared.num_tokens,
             num_generations=len(self.prepared.generate_requests),
-            num_ranks=dist.get_world_size(),
+            num_ranks=world_size(),
             gathered_bytes=gathered_at_a_time(self.language_model.model) if self.language_model.in_step else 0,
         )
 
@@ -211,15 +215,15 @@ def agreed(found: Sequence[Found]) -> Found:
     )
 
 
-def prepare_for_model(data: EvaluationData, model: HuggingFaceModel) -> PreparedEvaluation:
+def prepare_for_model(data: EvaluationData, model: EvaluatedModel) -> PreparedEvaluation:
     """Return all items tokenized for the model, no longer than it can run. Raise ModelError."""
     prepared = prepare_evaluation(
         data,
         Encoder(model.tokenizer),
-        max_seq_len=longest_prompt(data, model.config),
+        max_seq_len=longest_prompt(data, model.model.config),
         cache=cache_folder(TOKENS),
     )
-    check_generations_fit(prepared, model.config)
+    check_generations_fit(prepared, model.model.config)
     return prepared
 
 
@@ -267,75 +271,3 @@ def check_generations_fit(prepared: PreparedEvaluation, config: PretrainedConfig
                 f'{request.max_new_tokens} make {request.length}, but the model ({config.model_type}) has positions '
                 f'for {limit}; give a smaller generation_kwargs.max_new_tokens or max_seq_len'
             )
-
-
-def unwrapped(model: Any) -> HuggingFaceModel:
-    """Return the Composer model without DDP. Raise ModelError unless it is a HuggingFaceModel with a tokenizer."""
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
-    if not isinstance(model, HuggingFaceModel):
-        raise ModelError(f'the model is a {type(model).__name__}; allowed: a composer.models.HuggingFaceModel')
-    if model.tokenizer is None:
-        raise ModelError('the model has no tokenizer; construct HuggingFaceModel(model, tokenizer=...)')
-    return model
-
-
-def length_limit(config: PretrainedConfig) -> int | None:
-    """Return the sequence length in a model's configuration, None if it has none."""
-    return next((value for key in LENGTH_KEYS if isinstance(value := getattr(config, key, None), int)), None)
-
-
-def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limits: Mapping[str, int]) -> int:
-    """Return the maximum length of prompts: `wanted`, else the model's. Raise ModelError if the model cannot run it.
-
-    `task_limits` has the max_seq_len of tasks that set one; these are checked as well.
-    """
-    limit = length_limit(config)
-    hard = position_limit(config)
-    for name, value in (('max_seq_len', wanted), *((f'{task}: max_seq_len', own) for task, own in task_limits.items())):
-        if value is not None and hard is not None and value > hard:
-            raise ModelError(f'{name} is {value}, but the model ({config.model_type}) has positions for {hard} tokens')
-    if wanted is not None:
-        return wanted
-    if limit is None:
-        raise ModelError(f"the model's configuration ({config.model_type}) has no sequence length; give max_seq_len")
-    return limit
-
-
-def rope_scaling(config: PretrainedConfig) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the scaling type and settings of a model's rotary embedding; None and {} if it is not scaled."""
-    scaling = getattr(config.get_text_config(), 'rope_scaling', None) or {}
-    return scaling.get('rope_type', scaling.get('type')), scaling
-
-
-def position_limit(config: PretrainedConfig) -> int | None:
-    """Return the number of tokens that a model can run: its positions, or more if its rotary embedding is scaled.
-
-    With scaling it is the original number of positions times the factor. None for ALiBi, which runs any length, and if
-    the configuration has no length.
-    """
-    if config.model_type in ALIBI_MODELS:
-        return None
-    limit = length_limit(config)
-    kind, scaling = rope_scaling(config)
-    if limit is None or kind not in SCALED_ROPE:
-        return limit
-    original = scaling.get('original_max_position_embeddings')
-    base = original or getattr(config.get_text_config(), 'original_max_position_embeddings', None) or limit
-    return max(limit, int(base * (scaling.get('factor') or 1)))
-
-
-def rotary_lengths(config: PretrainedConfig, padded_to: Mapping[str, int]) -> RotaryLengths | None:
-    """Return how a model's rotary frequencies depend on length (dynamic NTK, LongRoPE); None if they do not.
-
-    `padded_to` maps a task to the length to which its scored rows are treated as padded. The base lengths are those
-    used by transformers 4.51 to 4.53.
-    """
-    kind, _ = rope_scaling(config)
-    if kind not in LENGTH_DEPENDENT_ROPE:
-        return None
-    text = config.get_text_config()
-    base: int = text.max_position_embeddings
-    if kind == 'longrope':
-        base = getattr(text, 'original_max_position_embeddings', base)
-    return RotaryLengths(base=base, scales_by_length=kind == 'dynamic', padded_to=padded_to)

@@ -22,7 +22,8 @@ import pytest
 import tiny
 
 from llmfoundry_gauntlet.composer import evaluate
-from llmfoundry_gauntlet.composer.progress import (
+from llmfoundry_gauntlet.engine.continuous import BatchProgress, GenerationProgress
+from llmfoundry_gauntlet.runtime.progress import (
     GENERATION,
     SCORING,
     BatchWork,
@@ -31,8 +32,7 @@ from llmfoundry_gauntlet.composer.progress import (
     is_terminal,
     progress_report,
 )
-from llmfoundry_gauntlet.composer.progress import log as progress_log
-from llmfoundry_gauntlet.engine.continuous import BatchProgress, GenerationProgress
+from llmfoundry_gauntlet.runtime.progress import log as progress_log
 from llmfoundry_gauntlet.types import GenerateRequest
 
 

@@ -1,32 +1,21 @@
-"""Watch the progress of an evaluation: report it, and end a job without any instead of letting it hang.
-
-The report is a bar on a terminal, else a log line every 30 seconds.
-"""
+"""Report the progress of an evaluation: a bar on a terminal, else a log line every 30 seconds."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import faulthandler
-import functools
-import itertools
 import logging
 import os
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TextIO
+from typing import TextIO
 
-import torch
-from composer.utils import dist
-from torch.distributed import DistError
 from tqdm import tqdm
 
 from llmfoundry_gauntlet.engine.continuous import BatchProgress
+from llmfoundry_gauntlet.runtime.distributed import repeated
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +31,6 @@ KINDS = (SCORING, GENERATION)
 # (3 to 4 for models of 1 and 10 million parameters on a CPU).
 GENERATION_PACE = 4.0
 ASSUMED_SHARE = 0.1  # of the work of a kind, during which its assumed pace gives way to the measured one
-
-# Of the watchdog.
-POLL_SECONDS = 2.0  # at most
-MEETING_SECONDS = 0.05
-GRACE_SECONDS = 20.0  # for all ranks to log their stacks
-BACKSTOP_SECONDS = 60.0  # after this much longer faulthandler ends a process whose threads cannot run
-STATUS = 3  # exit status
-STDERR = 2  # file descriptor, as sys.stderr may be replaced
-MEETINGS = itertools.count(1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,24 +126,6 @@ class Work:
 
 
 @contextlib.contextmanager
-def repeated(work: Callable[[], None], seconds: float, name: str) -> Iterator[None]:
-    """Call a function at this interval in seconds, in a thread of this name, until the context ends."""
-    ended = threading.Event()
-
-    def repeat() -> None:
-        while not ended.wait(seconds):
-            work()
-
-    thread = threading.Thread(target=repeat, name=name, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-@contextlib.contextmanager
 def progress_report(
     title: str, work: Callable[[], Work], *, stream: TextIO | None = None, line_seconds: float = LINE_SECONDS
 ) -> Iterator[None]:
@@ -211,124 +173,3 @@ def describe(work: Work, now: float) -> str:
     if work.task:
         parts.append(work.task if len(work.task) <= NUM_TASK else f'{work.task[: NUM_TASK - 3]}...')
     return ', '.join(parts)
-
-
-@contextlib.contextmanager
-def watchdog(seconds: float, progress: Callable[[], object], doing: Callable[[], str]) -> Iterator[None]:
-    """Watch one evaluation on this rank until the context ends.
-
-    If `progress()` does not change on any rank for `seconds`, each rank logs what it is `doing` and the stack of every
-    thread, and exits. If a thread never releases the GIL, `faulthandler` prints the stacks and exits; its only timer is
-    in use. Time during which the process is suspended does not count.
-    """
-    pause = min(POLL_SECONDS, seconds / 5)
-    seen, idle = (progress(), 0), 0.0
-
-    def check() -> None:
-        nonlocal seen, idle
-        exit_after(seconds + BACKSTOP_SECONDS)
-        before, mine = seen, progress()
-        seen = mine, count('progress', int(mine != before[0]))
-        idle = idle + pause if seen == before else 0.0
-        if idle >= seconds:
-            end_stalled(seconds, doing)
-
-    exit_after(seconds + BACKSTOP_SECONDS)
-    try:
-        with repeated(check, pause, 'gauntlet-watchdog'):
-            yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-
-
-def end_stalled(seconds: float, doing: Callable[[], str]) -> None:
-    """Log where this rank hangs, wait until all ranks have done so, and exit."""
-    exit_after(BACKSTOP_SECONDS)  # the thread that hangs may hold a lock that logging needs
-    log.error(
-        'gauntlet: rank %d: no progress for %g s (stall_seconds); at %s\n%s',
-        dist.get_global_rank(),
-        seconds,
-        doing(),
-        stacks(),
-    )
-    end = time.monotonic() + GRACE_SECONDS
-    seen = count('stalled', 1)
-    while 0 < seen < dist.get_world_size() and time.monotonic() < end:
-        time.sleep(0.1)
-        seen = count('stalled', 0)
-    if seen and dist.get_global_rank() == 0:  # its process serves the store
-        time.sleep(1)
-    logging.shutdown()
-    sys.stderr.flush()
-    os._exit(STATUS)
-
-
-def exit_after(seconds: float) -> None:
-    """Make `faulthandler` print all stacks and exit after this time, unless it is called again or cancelled before."""
-    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
-
-
-def meet() -> None:
-    """Wait for all ranks, however long it takes; a barrier alone would end the job at the timeout of collectives."""
-    wanted = dist.get_world_size() * next(MEETINGS)
-    here = count('meetings', 1)
-    while 0 < here < wanted:
-        time.sleep(MEETING_SECONDS)
-        here = count('meetings', 0)
-    dist.barrier()
-
-
-def count(name: str, more: int) -> int:
-    """Add to a counter shared by all ranks and return it; 0 with a single rank or without a shared store."""
-    store = shared_store()
-    with contextlib.suppress(DistError, RuntimeError):  # raised once rank 0 has exited
-        if store is not None:  # torchrun may restart a job with the same store
-            return int(store.add(f'gauntlet_{name}_{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', more))
-    return 0
-
-
-@functools.cache
-def shared_store() -> Any:
-    """Return a new connection to the TCPStore of all ranks; None with a single rank or without such a store.
-
-    The thread that hangs may be using torch's own connection.
-    """
-    host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
-    if dist.get_world_size() == 1 or not host or not port:
-        return None
-    try:
-        timeout = datetime.timedelta(seconds=GRACE_SECONDS)
-        return torch.distributed.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-    except (DistError, RuntimeError, ValueError) as error:
-        log.warning('stall_seconds: each rank watches itself alone, as there is no store of all ranks: %s', error)
-        return None
-
-
-def check_timeout(stall_seconds: float) -> None:
-    """Warn if collectives time out before the watchdog does."""
-    timeout = None
-    if dist.get_world_size() > 1:
-        with contextlib.suppress(AttributeError, RuntimeError):  # no warning if it is gone
-            # Private in torch 2.7: `_timeout` in docs/compatibility.md.
-            group = torch.distributed.group.WORLD
-            device = torch.device('cuda' if torch.distributed.get_backend() == 'nccl' else 'cpu')
-            timeout = group._get_backend(device).options._timeout.total_seconds()  # type: ignore[union-attr]
-    if timeout is not None and timeout <= stall_seconds:
-        log.warning(
-            'stall_seconds is %g, but collectives time out after %g s and end the job first, without saying where it '
-            'hung; give Trainer(dist_timeout=...) more than that, or a smaller stall_seconds',
-            stall_seconds,
-            timeout,
-        )
-
-
-def stacks() -> str:
-    """Return the stacks of all other threads of this process, the main thread's first."""
-    frames = sys._current_frames()
-    threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
-    parts = [
-        f'thread {thread.name}:\n{"".join(traceback.format_stack(frames[thread.ident]))}'
-        for thread in threads
-        if thread.ident in frames and thread is not threading.current_thread()
-    ]
-    return '\n'.join(parts)

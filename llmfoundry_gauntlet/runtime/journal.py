@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from composer.utils import dist
 
-from llmfoundry_gauntlet.composer.records import raised_on_all_ranks
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
 from llmfoundry_gauntlet.results.files import RESULTS
@@ -33,6 +31,7 @@ from llmfoundry_gauntlet.results.journal import (
     remove_journal,
 )
 from llmfoundry_gauntlet.results.runs import finished_run
+from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, local_rank, raised_on_all_ranks, sum_over_ranks
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, ScoreRequest
 
 CHUNK = {'cpu': 1 << 14, 'cuda': 1 << 24}  # elements per step: fits in a CPU's cache, or keeps a GPU busy
@@ -58,7 +57,7 @@ def model_fingerprint(model: torch.nn.Module, *, is_sharded: bool) -> str:
             squares = values * values
             sums += torch.stack([values.sum(), squares.sum(), (squares * values).sum()])
     if is_sharded:
-        dist.all_reduce(sums, reduce_operation='SUM')
+        sum_over_ranks(sums)
     return hashlib.sha256(repr(sums.tolist()).encode()).hexdigest()[:16]
 
 
@@ -99,14 +98,14 @@ class SharedJournal:
         """Read the items that an earlier attempt finished. Raise RecordError, on all ranks."""
         found: Finished | None = None
         with raised_on_all_ranks():
-            if dist.get_local_rank() == 0:
+            if local_rank() == 0:
                 found = self._read()
         mine = found and (found.identity, list(found.results), dict(found.suspects))
-        gathered: list[Any] = dist.all_gather_object(mine)
+        gathered: list[Any] = gather(mine)
         for reader, part in enumerate(gathered):
             if part is None:
                 continue
-            is_mine = reader == dist.get_global_rank()
+            is_mine = reader == global_rank()
             planned, keys, suspects = part
             self.planned = self.planned or planned
             if planned == self.planned:
@@ -160,10 +159,10 @@ class SharedJournal:
                     raise
                 self.done, self.suspects, self.results = frozenset(), {}, {}
                 self.started, self.earlier_seconds = self._started, 0.0
-                if dist.get_local_rank() == 0:
+                if local_rank() == 0:
                     remove_journal(self.folder)
-        attempt = max(dist.all_gather_object(next_attempt(self.folder) if dist.get_local_rank() == 0 else 0))
-        rank, started = dist.get_global_rank(), self._started
+        attempt = max(gather(next_attempt(self.folder) if local_rank() == 0 else 0))
+        rank, started = global_rank(), self._started
         self._journal = Journal(self.folder, self.identity, attempt=attempt, rank=rank, started=started)
         if self.done:
             log.info('%s: %d items were finished by an earlier attempt and are reused', self.folder, len(self.done))

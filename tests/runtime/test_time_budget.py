@@ -11,12 +11,12 @@ import tiny
 from character_tokenizer import CharacterTokenizer
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
-from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, deviation
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation, prepare_evaluation
 from llmfoundry_gauntlet.results.files import find_results
+from llmfoundry_gauntlet.runtime.time_budget import Measured, TimeBudget, deviation
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.types import ItemKey
 

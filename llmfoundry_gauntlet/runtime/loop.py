@@ -11,16 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from composer.core import DataSpec, Evaluator, State
-from composer.models import HuggingFaceModel
-from composer.utils import dist
-
-from llmfoundry_gauntlet.composer.journal import SharedJournal
-from llmfoundry_gauntlet.composer.progress import GENERATION, SCORING, BatchWork, Work, meet
-from llmfoundry_gauntlet.composer.runner import PLAN, ModelRunner
-from llmfoundry_gauntlet.composer.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, assign_continuous_batches
 from llmfoundry_gauntlet.engine.model import Outputs
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch, plan
@@ -33,6 +25,11 @@ from llmfoundry_gauntlet.evaluation.run import (
     conclude,
     share_seconds,
 )
+from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, meet, world_size
+from llmfoundry_gauntlet.runtime.journal import SharedJournal
+from llmfoundry_gauntlet.runtime.progress import GENERATION, SCORING, BatchWork, Work
+from llmfoundry_gauntlet.runtime.runner import PLAN, EvaluatedModel, ModelRunner
+from llmfoundry_gauntlet.runtime.time_budget import Measured, TimeBudget, summed
 from llmfoundry_gauntlet.scoring.code.execution import num_programs_run
 from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult, Request, ScoreRequest
 
@@ -48,7 +45,6 @@ SOME_BATCHES = (
     'evaluators alone'
 )
 SHOWN_ITEMS = 3  # items named in the report of a rank that hangs
-EvalInterval = Callable[[State, Any], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +65,7 @@ class EvaluationLoader:
 
     batch_size = 1  # read by Composer
 
-    def __init__(self, prepared: PreparedEvaluation, model: HuggingFaceModel) -> None:
+    def __init__(self, prepared: PreparedEvaluation, model: EvaluatedModel) -> None:
         self.everything = prepared
         self.prepared = prepared  # the items to evaluate: all, or those that fit in the time budget
         self.runner = ModelRunner(model, prepared)
@@ -115,7 +111,7 @@ class EvaluationLoader:
             self.runner.language_model.forget()
             self.is_complete = True
 
-    def use(self, model: HuggingFaceModel) -> bool:
+    def use(self, model: EvaluatedModel) -> bool:
         """Evaluate this model; return whether its network, or a part of it, is another than before."""
         is_new = self.runner.use(model)
         if is_new:
@@ -125,7 +121,7 @@ class EvaluationLoader:
     def _run(self, planned: PlannedEvaluation) -> Iterator[Step]:
         """Yield this rank's steps of a plan."""
         suspects: Results = {}
-        if self.journal is not None and dist.get_global_rank() == 0:
+        if self.journal is not None and global_rank() == 0:
             suspects.update(self.journal.suspects)
         wanted: list[Batch | ContinuousBatch] = [
             *self._unfinished(planned.batches),
@@ -133,9 +129,9 @@ class EvaluationLoader:
         ]
         batches = self._share([part for part in wanted if isinstance(part, Batch)])
         everyones = assign_continuous_batches(
-            [part for part in wanted if isinstance(part, ContinuousBatch)], num_ranks=dist.get_world_size()
+            [part for part in wanted if isinstance(part, ContinuousBatch)], num_ranks=world_size()
         )
-        generations = everyones[dist.get_global_rank()]
+        generations = everyones[global_rank()]
         mine: list[Batch | ContinuousBatch] = [*batches, *generations]
         works = [work_of(part) for part in mine]
         self.work.add(num_requests(wanted), works)
@@ -145,7 +141,7 @@ class EvaluationLoader:
             yield self._step(partial(self._generate, generating, work), generating, work)
         if self.runs_programs:
             yield self._step(self._collect)
-        found = {key for keys in dist.all_gather_object(list(suspects)) for key in keys}
+        found = {key for keys in gather(list(suspects)) for key in keys}
         if planned.layout == PADDED_ROWS:  # rows do not affect each other, so a rerun would change nothing
             self.work.num_steps += 1
             yield self._step(lambda: suspects)
@@ -167,7 +163,7 @@ class EvaluationLoader:
 
     def _find_subset(self, budget: TimeBudget) -> Iterator[Step]:
         """Yield the steps of rounds with more and more items until the time budget has found its subset."""
-        while keys := budget.next_round(max(dist.all_gather_object(time.perf_counter() - self.started))):
+        while keys := budget.next_round(max(gather(time.perf_counter() - self.started))):
             begun, busy = time.perf_counter(), dict(self.busy_seconds)
             self.tally = {key: Measured() for key in self.everything.tasks}
             self.planned = self.runner.planned(self.everything.only(keys))
@@ -175,7 +171,7 @@ class EvaluationLoader:
             mine = {
                 key: replace(one, busy_seconds=self.busy_seconds[key] - busy[key]) for key, one in self.tally.items()
             }
-            gathered = dist.all_gather_object((mine, time.perf_counter() - begun))
+            gathered = gather((mine, time.perf_counter() - begun))
             measured = {key: summed([part[key] for part, _ in gathered]) for key in mine}
             budget.learn(measured, max(seconds for _, seconds in gathered))
         budget.settle()
@@ -267,7 +263,7 @@ class EvaluationLoader:
 
     @staticmethod
     def _share(batches: Sequence[Batch]) -> list[Batch]:
-        return assign(batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
+        return assign(batches, num_ranks=world_size())[global_rank()]
 
     def _unfinished(self, parts: Sequence[Part], *, also_suspects: bool = False) -> list[Part]:
         """Return the batches with at least one unfinished item; such a batch is rerun as a whole.
@@ -366,7 +362,7 @@ class EvaluationLoader:
         start = time.perf_counter()
         self.work.task = 'programs'
         waiting: set[Future[Results]] = set(self.running)
-        while any(dist.all_gather_object(len(waiting))):
+        while any(gather(len(waiting))):
             waiting = wait(waiting, timeout=COLLECT_SECONDS).not_done
         found = {key: result for running in self.running for key, result in running.result().items()}
         self.running = []
@@ -386,7 +382,7 @@ class EvaluationLoader:
             planned = self.current_plan
             # The rounds of a time budget may have run items outside the subset.
             own = [result for result in self.results.values() if self.budget is None or result.key in planned.items]
-            gathered = dist.all_gather_object((own, self.busy_seconds))
+            gathered = gather((own, self.busy_seconds))
             busy = {task: sum(seconds[task] for _, seconds in gathered) for task in planned.tasks}
             results: Results = {}
             for part, _ in gathered:
@@ -418,21 +414,3 @@ def size_of(request: Request) -> int:
 def is_finite(result: ItemResult) -> bool:
     """Return whether all log-probabilities of an item are finite."""
     return result.logprobs is None or all(map(math.isfinite, result.logprobs))
-
-
-def make_evaluator(
-    label: str, loader: EvaluationLoader, eval_interval: EvalInterval | None, metric_names: Sequence[str] = ()
-) -> Evaluator:
-    """Return a Composer Evaluator that runs this rank's steps."""
-    return Evaluator(
-        label=label,
-        dataloader=DataSpec(
-            loader,
-            split_batch=lambda step, _: [step],
-            get_num_samples_in_batch=lambda _: 1,  # not used
-        ),
-        metric_names=list(metric_names),
-        eval_interval=eval_interval,
-        subset_num_batches=-1,
-        device_eval_microbatch_size=1,
-    )

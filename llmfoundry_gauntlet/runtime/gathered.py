@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed
-from composer.utils import dist
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.fsdp._flat_param import HandleShardingStrategy
 from torch.distributed.fsdp._runtime_utils import _lazy_init, _reshard, _unshard
 
 from llmfoundry_gauntlet.engine.model import free_bytes
+from llmfoundry_gauntlet.runtime.distributed import global_rank
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def all_fit(num_bytes: int, device: torch.device) -> bool:
     least = torch.tensor(free, device=device)
     torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN)
     fit = num_bytes <= SHARE_OF_MEMORY * least.item()
-    if not fit and dist.get_global_rank() == 0:
+    if not fit and global_rank() == 0:
         log.warning(
             'weights: the whole model has %.1f GB, more than half of the %.1f GB that are free on the fullest device: '
             'every forward, so every generated token, gathers the weights again. HYBRID_SHARD gathers within a node; '

@@ -1,0 +1,178 @@
+"""The ranks of a job, over torch.distributed; one process without a process group is a job of one rank.
+
+Collectives must be called by all ranks. Where a launcher has started several ranks and there is no process group, they
+raise RuntimeError rather than return the answer of one rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed
+from torch.distributed import DistError
+
+from llmfoundry_gauntlet.errors import GauntletError
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar('Answer')
+Value = TypeVar('Value')
+
+MEETING_SECONDS = 0.05
+STORE_SECONDS = 20.0  # to connect to the shared store
+MEETINGS = itertools.count(1)
+
+
+def has_group() -> bool:
+    """Return whether there is a process group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def global_rank() -> int:
+    """Return the rank of this process, before there is a process group that of the launcher's environment."""
+    return torch.distributed.get_rank() if has_group() else int(os.environ.get('RANK', '0'))
+
+
+def world_size() -> int:
+    """Return the number of ranks, before there is a process group that of the launcher's environment."""
+    return torch.distributed.get_world_size() if has_group() else int(os.environ.get('WORLD_SIZE', '1'))
+
+
+def local_rank() -> int:
+    """Return the rank of this process on its node."""
+    return int(os.environ.get('LOCAL_RANK', '0'))
+
+
+def needs_group() -> bool:
+    """Return whether ranks must communicate. Raise RuntimeError if they cannot."""
+    if has_group():
+        return True
+    if world_size() == 1:
+        return False
+    raise RuntimeError(
+        f'the environment has WORLD_SIZE={world_size()}, but there is no process group; call '
+        'torch.distributed.init_process_group first, or unset RANK and WORLD_SIZE for a single process'
+    )
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if needs_group():
+        torch.distributed.barrier()
+
+
+def gather(value: Value) -> list[Value]:
+    """Return the value of every rank, in their order."""
+    if not needs_group():
+        return [value]
+    values: list[Any] = [None] * world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def broadcast(value: Value) -> Value:
+    """Return the value of rank 0."""
+    if not needs_group():
+        return value
+    values = [value]
+    torch.distributed.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def sum_over_ranks(tensor: torch.Tensor) -> None:
+    """Replace a tensor by its sum over all ranks."""
+    if needs_group():
+        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.SUM)
+
+
+@contextmanager
+def raised_on_all_ranks() -> Iterator[None]:
+    """Raise an expected error of any rank on all ranks, which must all enter the context.
+
+    An unexpected one ends the other ranks with a RuntimeError, so that they do not wait for its rank.
+    """
+    problem: Exception | None = None
+    try:
+        yield
+    except (GauntletError, OSError) as error:
+        problem = error
+    except Exception:  # raised again, once the others know
+        gather(RuntimeError(f'rank {global_rank()} failed'))
+        raise
+    for found in gather(problem):
+        if found is not None:
+            raise found
+
+
+def on_first_rank(work: Callable[[], Answer]) -> Answer:
+    """Call a function on rank 0 and return its result on all ranks; its expected errors are raised on all ranks."""
+    found: list[Answer] = []
+    with raised_on_all_ranks():
+        if global_rank() == 0:
+            found.append(work())
+    return broadcast(found)[0]
+
+
+def meet() -> None:
+    """Wait for all ranks, however long it takes; a barrier alone would end the job at the timeout of collectives."""
+    wanted = world_size() * next(MEETINGS)
+    here = count('meetings', 1)
+    while 0 < here < wanted:
+        time.sleep(MEETING_SECONDS)
+        here = count('meetings', 0)
+    barrier()
+
+
+def count(name: str, more: int) -> int:
+    """Add to a counter shared by all ranks and return it; 0 with a single rank or without a shared store."""
+    store = shared_store()
+    with contextlib.suppress(DistError, RuntimeError):  # raised once rank 0 has exited
+        if store is not None:  # torchrun may restart a job with the same store
+            return int(store.add(f'gauntlet_{name}_{os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")}', more))
+    return 0
+
+
+@functools.cache
+def shared_store() -> Any:
+    """Return a new connection to the TCPStore of all ranks; None with a single rank or without such a store.
+
+    A thread that hangs may be using torch's own connection.
+    """
+    host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
+    if world_size() == 1 or not host or not port:
+        return None
+    try:
+        timeout = datetime.timedelta(seconds=STORE_SECONDS)
+        return torch.distributed.TCPStore(host, int(port), is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+    except (DistError, RuntimeError, ValueError) as error:
+        log.warning('stall_seconds: each rank watches itself alone, as there is no store of all ranks: %s', error)
+        return None
+
+
+@contextmanager
+def repeated(work: Callable[[], None], seconds: float, name: str) -> Iterator[None]:
+    """Call a function at this interval in seconds, in a thread of this name, until the context ends."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            work()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,0 +1,109 @@
+"""End a job whose evaluation makes no progress, with the stacks of all ranks, instead of letting it hang."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+import torch
+
+from llmfoundry_gauntlet.runtime.distributed import count, global_rank, repeated, world_size
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 2.0  # at most
+GRACE_SECONDS = 20.0  # for all ranks to log their stacks
+BACKSTOP_SECONDS = 60.0  # after this much longer faulthandler ends a process whose threads cannot run
+STATUS = 3  # exit status
+STDERR = 2  # file descriptor, as sys.stderr may be replaced
+
+
+@contextlib.contextmanager
+def watchdog(seconds: float, progress: Callable[[], object], doing: Callable[[], str]) -> Iterator[None]:
+    """Watch one evaluation on this rank until the context ends.
+
+    If `progress()` does not change on any rank for `seconds`, each rank logs what it is `doing` and the stack of every
+    thread, and exits. If a thread never releases the GIL, `faulthandler` prints the stacks and exits; its only timer is
+    in use. Time during which the process is suspended does not count.
+    """
+    pause = min(POLL_SECONDS, seconds / 5)
+    seen, idle = (progress(), 0), 0.0
+
+    def check() -> None:
+        nonlocal seen, idle
+        exit_after(seconds + BACKSTOP_SECONDS)
+        before, mine = seen, progress()
+        seen = mine, count('progress', int(mine != before[0]))
+        idle = idle + pause if seen == before else 0.0
+        if idle >= seconds:
+            end_stalled(seconds, doing)
+
+    exit_after(seconds + BACKSTOP_SECONDS)
+    try:
+        with repeated(check, pause, 'gauntlet-watchdog'):
+            yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def end_stalled(seconds: float, doing: Callable[[], str]) -> None:
+    """Log where this rank hangs, wait until all ranks have done so, and exit."""
+    exit_after(BACKSTOP_SECONDS)  # the thread that hangs may hold a lock that logging needs
+    log.error(
+        'gauntlet: rank %d: no progress for %g s (stall_seconds); at %s\n%s',
+        global_rank(),
+        seconds,
+        doing(),
+        stacks(),
+    )
+    end = time.monotonic() + GRACE_SECONDS
+    seen = count('stalled', 1)
+    while 0 < seen < world_size() and time.monotonic() < end:
+        time.sleep(0.1)
+        seen = count('stalled', 0)
+    if seen and global_rank() == 0:  # its process serves the store
+        time.sleep(1)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(STATUS)
+
+
+def exit_after(seconds: float) -> None:
+    """Make `faulthandler` print all stacks and exit after this time, unless it is called again or cancelled before."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
+
+
+def check_timeout(stall_seconds: float) -> None:
+    """Warn if collectives time out before the watchdog does."""
+    timeout = None
+    if world_size() > 1:
+        with contextlib.suppress(AttributeError, RuntimeError):  # private API of torch 2.7; no warning if it is gone
+            group = torch.distributed.group.WORLD
+            device = torch.device('cuda' if torch.distributed.get_backend() == 'nccl' else 'cpu')
+            timeout = group._get_backend(device).options._timeout.total_seconds()  # type: ignore[union-attr]
+    if timeout is not None and timeout <= stall_seconds:
+        log.warning(
+            'stall_seconds is %g, but collectives time out after %g s and end the job first, without saying where it '
+            'hung; give Trainer(dist_timeout=...) more than that, or a smaller stall_seconds',
+            stall_seconds,
+            timeout,
+        )
+
+
+def stacks() -> str:
+    """Return the stacks of all other threads of this process, the main thread's first."""
+    frames = sys._current_frames()
+    threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
+    parts = [
+        f'thread {thread.name}:\n{"".join(traceback.format_stack(frames[thread.ident]))}'
+        for thread in threads
+        if thread.ident in frames and thread is not threading.current_thread()
+    ]
+    return '\n'.join(parts)
