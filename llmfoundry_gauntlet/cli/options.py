@@ -27,6 +27,7 @@ SETTINGS = {
     'limit': 'subset_items',
     'shots': 'num_fewshot',
     'fsdp': 'fsdp_config',
+    'logger': 'loggers',
 }  # options whose settings have other names
 LISTS = ('only', 'log')  # options that are lists, separated by commas
 # Matches the beginning of a message about a setting or an argument, after the name of a command or a function.

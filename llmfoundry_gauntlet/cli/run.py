@@ -135,15 +135,28 @@ def check_model(model: str, settings: Mapping[str, Any]) -> None:
 
 
 def check_everything(model: str | None, settings: Mapping[str, Any]) -> None:
-    """Check all settings, tasks and data, for the remaining errors of a run that cannot start. Raise GauntletError."""
-    from llmfoundry_gauntlet.composer.evaluate import check_arguments
-    from llmfoundry_gauntlet.evaluation.inputs import load_inputs
+    """Check all settings, tasks and data without torch, for the other errors of a run that cannot start.
 
-    if model is None:
-        load_inputs(settings, 'run')
-    else:  # options without effect are reported already
+    Raise GauntletError with every problem found.
+    """
+    from llmfoundry_gauntlet.config.run import OF_RUN, decode_run
+    from llmfoundry_gauntlet.evaluation.inputs import load_inputs
+    from llmfoundry_gauntlet.results.files import check_out
+
+    collected = Collected()
+    if model is not None:
+        # Options without effect are reported already.
         repair_journal = settings.get('repair_journal') and settings.get('resume')
-        check_arguments({'model': model, **settings, 'repair_journal': bool(repair_journal)})
+        values = {'model': model, **settings, 'repair_journal': bool(repair_journal)}
+        _, problems = decode_run(values, 'evaluate')
+        if problems:
+            collected.add(ConfigError(problems))
+        if settings.get('out') is not None:
+            with collected:
+                check_out(settings['out'], overwrite=settings['overwrite'], resume=settings.get('resume', False))
+    with collected:
+        load_inputs({key: value for key, value in settings.items() if key not in OF_RUN}, 'evaluate')
+    collected.raise_all()
 
 
 def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:

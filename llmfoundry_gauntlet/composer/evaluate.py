@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,14 +16,12 @@ from typing import Any
 
 import torch
 from composer import Trainer
-from composer.core import Precision
 from composer.loggers import LoggerDestination
 from composer.utils import FSDPConfig, dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run
 from llmfoundry_gauntlet.composer.models import (
-    ModelSettings,
     ModelSource,
     check_vocabulary,
     composer_model,
@@ -31,9 +29,9 @@ from llmfoundry_gauntlet.composer.models import (
     open_model,
 )
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, Mapped, map_evaluation
-from llmfoundry_gauntlet.config.resources import path_problems
-from llmfoundry_gauntlet.config.settings import EvaluationSettings, decode_settings, plain
-from llmfoundry_gauntlet.config.yaml import Problems, decode_partly, describe, read_yaml, suggestion
+from llmfoundry_gauntlet.config.run import DIST_TIMEOUT, SETTINGS, ModelSettings, RunSettings, decode_run
+from llmfoundry_gauntlet.config.settings import decode_settings
+from llmfoundry_gauntlet.config.yaml import describe, read_yaml, suggestion
 from llmfoundry_gauntlet.errors import Collected, ConfigError, GauntletError, UnwrittenError, print_problems
 from llmfoundry_gauntlet.evaluation.inputs import check_files
 from llmfoundry_gauntlet.evaluation.run import Evaluation
@@ -45,50 +43,6 @@ from llmfoundry_gauntlet.runtime.distributed import barrier, global_rank, local_
 from llmfoundry_gauntlet.runtime.journal import Resuming
 from llmfoundry_gauntlet.runtime.runner import longest_prompt
 from llmfoundry_gauntlet.tasks.encode import Encoder
-
-DEVICES = ('cpu', 'gpu')
-TRAINING_KEYS = ('interval', 'save_folder')  # settings without effect outside of training
-DIST_TIMEOUT = 900.0  # seconds, for a new process group: longer than the watchdog's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings(ModelSettings):
-    """Settings of an evaluation without training: the model, and where and how to run it.
-
-    * `out`: the folder for results.json and samples.
-    * `device`: 'cpu' or 'gpu', by default a GPU if there is one; `precision`: one of Composer's, by default fp32 on a
-      CPU, and on a GPU amp_bf16, or amp_fp16 for weights in float16.
-    * `fsdp_config`: keys of Composer's FSDPConfig, or {} for its defaults; shards the model over GPUs.
-    * `loggers`: Composer loggers, or a mapping of their names to their arguments; metrics are logged at the training
-      step of the checkpoint, in the run `run_name`.
-    * `resume`: resume an interrupted evaluation, on any number of ranks; records of another model or other settings
-      in `out` are an error. `repair_journal` drops damaged lines of its journal.
-    """
-
-    out: str | None = None
-    device: str | None = None
-    precision: str | None = None
-    fsdp_config: Any = None
-    dist_timeout: float = DIST_TIMEOUT
-    loggers: Any = ()
-    run_name: str | None = None
-    overwrite: bool = False
-    resume: bool = False
-    repair_journal: bool = False
-
-    def problems(self) -> Iterator[str]:
-        """Yield a problem, beginning with its key, for each value that is not allowed."""
-        yield from ModelSettings.problems(self)
-        if self.repair_journal and not self.resume:
-            yield 'repair_journal: has no effect without resume'
-        if self.out is None and self.resume:
-            yield 'resume: needs out, the folder of the interrupted evaluation'
-        yield from path_problems('out', self.out)
-        yield from path_problems('run_name', self.run_name)
-
-
-OWN = tuple(item.name for item in fields(RunSettings))
-SETTINGS = tuple(item.name for item in fields(EvaluationSettings) if item.name not in TRAINING_KEYS)
 
 
 def evaluate(model: str | Path, **settings: Any) -> Evaluation:
@@ -175,39 +129,6 @@ def check_arguments(values: Mapping[str, Any]) -> Arguments:
     return Arguments(run=run, device=device, precision=precision, loggers=loggers, callback=callback)
 
 
-def decode_run(
-    values: Mapping[str, Any], source: str, *, required: Sequence[str] = (), further: Iterable[str] = ()
-) -> tuple[RunSettings | None, list[str]]:
-    """Decode the RunSettings among the arguments of `evaluate`; return them as far as valid, and all problems.
-
-    `further` are more keys to suggest for an unknown one.
-    """
-    values = {name: plain(value) for name, value in values.items()}
-    problems = Problems(source)
-    run: RunSettings | None = decode_partly(
-        RunSettings, {key: values[key] for key in values if key in OWN}, '', problems
-    )
-    for name, value in values.items():
-        if name in TRAINING_KEYS:
-            problems.add(name, 'only applies in training; an evaluation alone runs once and writes to out')
-        elif name not in (*OWN, *SETTINGS):
-            problems.add(name, f"unknown key '{name}'{suggestion(str(name), (*OWN, *SETTINGS, *further))}")
-        elif isinstance(value, str) and not value.strip():
-            problems.add(name, f'is {describe(value)}; allowed: text')
-    for name in required:
-        if name not in values:
-            problems.add('', f"the key '{name}' is missing")
-    return run, problems.found
-
-
-def run_settings(values: Mapping[str, Any], source: str) -> RunSettings:
-    """Decode the RunSettings among the arguments of `evaluate`. Raise ConfigError with every problem found."""
-    run, problems = decode_run(values, source)
-    if problems or run is None:
-        raise ConfigError(problems)
-    return run
-
-
 def hardware_of(run: RunSettings) -> tuple[str, str]:
     """Return the device and precision, by default those of the machine. Raise ConfigError with every problem found."""
     device = run.device or default_device()
@@ -264,8 +185,7 @@ def default_device() -> str:
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError for an unknown or unavailable device."""
-    check_choice('device', device, DEVICES)
+    """Raise ConfigError for a device that is not there."""
     if device == 'gpu' and not torch.cuda.is_available():
         raise ConfigError('device is gpu, but torch finds no usable GPU; give cpu')
 
@@ -286,15 +206,8 @@ def check_fsdp(fsdp_config: Mapping[str, Any] | None, device: str) -> None:
 
 def check_precision(precision: str, device: str) -> None:
     """Raise ConfigError for a precision that Composer does not support on this device."""
-    check_choice('precision', precision, [value.value for value in Precision])
     if device == 'cpu' and precision != 'fp32':
         raise ConfigError(f'precision is {precision!r}, but Composer has only fp32 on a CPU; give fp32')
-
-
-def check_choice(name: str, value: str, allowed: list[str] | tuple[str, ...]) -> None:
-    """Raise ConfigError unless the value is allowed."""
-    if value not in allowed:
-        raise ConfigError(f'{name} is {value!r}{suggestion(value, allowed)}')
 
 
 def read_config(path: str, overrides: list[str]) -> Mapped:

@@ -7,7 +7,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     read_sharded,
     reason_of,
 )
-from llmfoundry_gauntlet.config.resources import path_problems
-from llmfoundry_gauntlet.config.yaml import InvalidValuesError, describe, raise_invalid_values, suggestion
+from llmfoundry_gauntlet.config.run import ModelSettings
+from llmfoundry_gauntlet.config.yaml import InvalidValuesError, describe, suggestion
 from llmfoundry_gauntlet.data.hub import download_weights, find_folder, find_model, is_from_hub
 from llmfoundry_gauntlet.data.stores import scheme_of
 from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError, tokenizer_errors
@@ -43,41 +43,6 @@ GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'
 TOKENIZER, TOKENIZER_CONFIG = 'tokenizer.json', 'tokenizer_config.json'
 OF_TOKENIZER = ('tokenizer', 'vocab', 'spiece', 'sentencepiece', 'merges')  # prefixes of its file names
 TOKENIZER_SUFFIXES = ('.model', '.tiktoken')
-DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16, 'float16': torch.float16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSettings:
-    """The model to load, and how.
-
-    * `model`: a Composer checkpoint, in one file or sharded, or a Hugging Face folder or name. Files and folders may
-      also be `s3://bucket/key`, `gs://` or `az://`; Composer's symlink files are followed.
-    * `tokenizer`, `model_config`: folders or names, used instead of those in the model's folder or checkpoint.
-    * `config_overrides`: values that replace those in the model's configuration.
-    * `revision`: the branch, tag or commit of a model on the hub.
-    * `adapter`: the folder or name of a PEFT adapter, which is merged into the weights.
-    * `dtype`: the type of the weights in memory: float32, bfloat16 or float16.
-    * `trust_remote_code`: allow Python code in the folders of the model and its tokenizer to run.
-    """
-
-    model: str
-    tokenizer: str | None = None
-    model_config: str | None = None
-    config_overrides: dict[str, Any] = field(default_factory=dict)
-    revision: str | None = None
-    adapter: str | None = None
-    dtype: str = 'float32'
-    trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        raise_invalid_values(self.problems())
-
-    def problems(self) -> Iterator[str]:
-        """Yield a problem, beginning with its key, for each value that is not allowed."""
-        if self.dtype not in DTYPES:
-            yield f'dtype: is {self.dtype!r}{suggestion(self.dtype, DTYPES)}'
-        for name in ('model', 'tokenizer', 'model_config', 'adapter'):
-            yield from path_problems(name, getattr(self, name))
 
 
 def load_config(name: str, settings: ModelSettings) -> PretrainedConfig:
@@ -235,7 +200,7 @@ def load_weights(
 ) -> Any:
     """Build the model of a configuration, load its weights and merge its adapter. Raise ModelError."""
     trust = settings.trust_remote_code
-    network = load_network(name, config, weights, device, dtype=DTYPES[settings.dtype], trust_remote_code=trust)
+    network = load_network(name, config, weights, device, dtype=getattr(torch, settings.dtype), trust_remote_code=trust)
     is_loaded = device.type != 'meta'
     return with_adapter(network, settings.adapter) if settings.adapter is not None and is_loaded else network
 

@@ -43,6 +43,7 @@ from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, 
 from llmfoundry_gauntlet.composer.text_data import TrainDataConfig, build_dataloader
 from llmfoundry_gauntlet.config.llm_foundry import map_training
 from llmfoundry_gauntlet.config.resources import path_problem, path_problems
+from llmfoundry_gauntlet.config.run import DEVICES, PRECISIONS
 from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, raise_invalid_values, read_yaml, suggestion
 from llmfoundry_gauntlet.errors import Collected, ConfigError
 from llmfoundry_gauntlet.results.report.printing import print_runs
@@ -201,6 +202,10 @@ class TrainConfig:
         yield from path_problems('run_name', self.run_name)  # the name of folders of records, checkpoints and loggers
         yield from path_problems('save_folder', self.save_folder)
         units = [unit for unit in UNITS if unit != SHARE_OF_TRAINING]
+        if self.precision is not None and self.precision not in PRECISIONS:
+            yield f'precision: is {self.precision!r}{suggestion(self.precision, PRECISIONS)}'
+        if self.device is not None and self.device not in DEVICES:
+            yield f'device: is {self.device!r}{suggestion(self.device, DEVICES)}'
         yield from time_problems('max_duration', self.max_duration, units=units)
         yield from time_problems('save_interval', self.save_interval)
         yield from time_problems('console_log_interval', self.console_log_interval)
@@ -316,19 +321,25 @@ def rows_per_rank(config: TrainConfig) -> int:
     return rows
 
 
-def check_components(config: TrainConfig) -> Components:
-    """Check the settings against machine and ranks, and return the components. Raise GauntletError with every problem.
-
-    Tasks and data of the evaluation are loaded here, before any model.
-    """
+def check_hardware(config: TrainConfig) -> None:
+    """Raise ConfigError with everything that this machine cannot do."""
     collected = Collected()
-    components: Components | None = None
     device = config.device or default_device()
     with collected:
         check_fsdp(config.fsdp_config, device)
     with collected:
         if config.precision is not None:
             check_precision(config.precision, device)
+    collected.raise_all()
+
+
+def check_components(config: TrainConfig) -> Components:
+    """Return the components of a training. Raise GauntletError with every problem found.
+
+    Tasks and data of the evaluation are loaded here, before any model.
+    """
+    collected = Collected()
+    components: Components | None = None
     with collected:
         rows_per_rank(config)
     with collected:
@@ -394,6 +405,13 @@ def train(path: str, overrides: list[str]) -> None:
     config, lines = read_config(path, overrides, num_ranks=world_size())
     if lines and global_rank() == 0:
         print('\n'.join(lines), flush=True)
+    collected = Collected()
+    with collected:
+        check_hardware(config)
+    if collected.errors:
+        with collected:
+            check_components(config)
+    collected.raise_all()
     trainer = build_trainer(config)
     state = trainer.state
     if state.max_duration is not None and state.timestamp >= state.max_duration:  # `fit` would raise an error

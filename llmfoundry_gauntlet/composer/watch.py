@@ -26,8 +26,9 @@ from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
 from llmfoundry_gauntlet.composer.claims import Claim, Claims
-from llmfoundry_gauntlet.composer.evaluate import DIST_TIMEOUT, hardware_of, opened, run_settings
+from llmfoundry_gauntlet.composer.evaluate import hardware_of, opened
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
+from llmfoundry_gauntlet.config.run import DIST_TIMEOUT, run_settings
 from llmfoundry_gauntlet.config.settings import CHAT
 from llmfoundry_gauntlet.data.stores import Store
 from llmfoundry_gauntlet.errors import Collected, ModelError, RecordError, StoreError

@@ -149,7 +149,8 @@ def test_a_missing_model(refused: Refused, name: str, found: str):
 def test_a_hub_that_cannot_be_reached_is_asked_once(models: Path, tmp_path: Path):
     """Mutation: transformers asks for each file, and repeats itself for half a minute, twice in the log."""
     hub = {'HF_HUB_OFFLINE': '0', 'HF_ENDPOINT': 'http://127.0.0.1:9', 'HF_HOME': str(tmp_path)}
-    words = ('run', '--model', 'nobody/nothing', '--tasks', models / 'tasks.yaml', '--out', tmp_path / 'out')
+    words = ('run', '--model', 'nobody/nothing', '--tasks', models / 'tasks.yaml', '--data-root', models)
+    words += ('--out', tmp_path / 'out')
     command = [sys.executable, '-m', 'llmfoundry_gauntlet', *map(str, words)]
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **hub}, timeout=60)

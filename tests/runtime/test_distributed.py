@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 
@@ -42,9 +42,10 @@ def fail() -> None:
     raise DataError('rows.jsonl:1: no row')
 
 
-def work(rank: int, folder: Path) -> None:
+def work(folder: Path) -> None:
     """Communicate as one of two ranks, and write what was found."""
-    torch.distributed.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2)
+    torch.distributed.init_process_group('gloo')
+    rank = global_rank()
     total = torch.tensor([rank + 1])
     sum_over_ranks(total)
     found = [gather(rank), broadcast(f'of {rank}'), on_first_rank(global_rank), total.tolist()]
@@ -59,11 +60,6 @@ def work(rank: int, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_exchange_values_and_the_error_of_the_first(tmp_path: Path):
-    spawn = multiprocessing.get_context('spawn')
-    ranks = [spawn.Process(target=work, args=(rank, tmp_path)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(timeout=120)
+    forks.run(work, tmp_path / 'log.txt', tmp_path, num_ranks=2)
     expected = repr([[0, 1], 'of 0', 0, [3], 'rows.jsonl:1: no row'])
     assert [(tmp_path / f'{rank}.txt').read_text() for rank in range(2)] == [expected, expected]

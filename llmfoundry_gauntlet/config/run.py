@@ -1,0 +1,134 @@
+"""Settings of an evaluation without training: the keys of `gauntlet eval` and `evaluate` beside EvaluationSettings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from llmfoundry_gauntlet.config.resources import path_problems
+from llmfoundry_gauntlet.config.settings import EvaluationSettings, plain
+from llmfoundry_gauntlet.config.yaml import Problems, decode_partly, describe, raise_invalid_values, suggestion
+from llmfoundry_gauntlet.errors import ConfigError
+
+DEVICES = ('cpu', 'gpu')
+DTYPES = ('float32', 'bfloat16', 'float16')
+PRECISIONS = ('fp32', 'amp_fp16', 'amp_bf16', 'amp_fp8')  # Composer's
+LOGGERS = ('file', 'mlflow', 'tensorboard', 'wandb')
+DIST_TIMEOUT = 900.0  # seconds, for a new process group: longer than the watchdog's
+TRAINING_KEYS = ('interval', 'save_folder')  # settings without effect outside of training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """The model to load, and how.
+
+    * `model`: a Composer checkpoint, in one file or sharded, or a Hugging Face folder or name. Files and folders may
+      also be `s3://bucket/key`, `gs://` or `az://`; Composer's symlink files are followed.
+    * `tokenizer`, `model_config`: folders or names, used instead of those in the model's folder or checkpoint.
+    * `config_overrides`: values that replace those in the model's configuration.
+    * `revision`: the branch, tag or commit of a model on the hub.
+    * `adapter`: the folder or name of a PEFT adapter, which is merged into the weights.
+    * `dtype`: the type of the weights in memory: float32, bfloat16 or float16.
+    * `trust_remote_code`: allow Python code in the folders of the model and its tokenizer to run.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    model_config: str | None = None
+    config_overrides: dict[str, Any] = field(default_factory=dict)
+    revision: str | None = None
+    adapter: str | None = None
+    dtype: str = 'float32'
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        raise_invalid_values(self.problems())
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
+        if self.dtype not in DTYPES:
+            yield f'dtype: is {self.dtype!r}{suggestion(self.dtype, DTYPES)}'
+        for name in ('model', 'tokenizer', 'model_config', 'adapter'):
+            yield from path_problems(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings(ModelSettings):
+    """Settings of an evaluation without training: the model, and where and how to run it.
+
+    * `out`: the folder for results.json and samples.
+    * `device`: 'cpu' or 'gpu', by default a GPU if there is one; `precision`: one of Composer's, by default fp32 on a
+      CPU, and on a GPU amp_bf16, or amp_fp16 for weights in float16.
+    * `fsdp_config`: keys of Composer's FSDPConfig, or {} for its defaults; shards the model over GPUs.
+    * `loggers`: Composer loggers, or a mapping of their names to their arguments; metrics are logged at the training
+      step of the checkpoint, in the run `run_name`.
+    * `resume`: resume an interrupted evaluation, on any number of ranks; records of another model or other settings
+      in `out` are an error. `repair_journal` drops damaged lines of its journal.
+    """
+
+    out: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    fsdp_config: Any = None
+    dist_timeout: float = DIST_TIMEOUT
+    loggers: Any = ()
+    run_name: str | None = None
+    overwrite: bool = False
+    resume: bool = False
+    repair_journal: bool = False
+
+    def problems(self) -> Iterator[str]:
+        """Yield a problem, beginning with its key, for each value that is not allowed."""
+        yield from ModelSettings.problems(self)
+        choices = {'device': DEVICES, 'precision': PRECISIONS}
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                yield f'{name}: is {value!r}{suggestion(value, allowed)}'
+        for name in self.loggers if isinstance(self.loggers, Mapping) else ():
+            if name not in LOGGERS:
+                yield f"loggers: unknown key '{name}'{suggestion(str(name), LOGGERS)}"
+        if self.repair_journal and not self.resume:
+            yield 'repair_journal: has no effect without resume'
+        if self.out is None and self.resume:
+            yield 'resume: needs out, the folder of the interrupted evaluation'
+        yield from path_problems('out', self.out)
+        yield from path_problems('run_name', self.run_name)
+
+
+OF_RUN = tuple(item.name for item in fields(RunSettings))
+SETTINGS = tuple(item.name for item in fields(EvaluationSettings) if item.name not in TRAINING_KEYS)
+
+
+def decode_run(
+    values: Mapping[str, Any], source: str, *, required: Sequence[str] = (), further: Iterable[str] = ()
+) -> tuple[RunSettings | None, list[str]]:
+    """Decode the RunSettings among the arguments of `evaluate`; return them as far as valid, and all problems.
+
+    `further` are more keys to suggest for an unknown one.
+    """
+    values = {name: plain(value) for name, value in values.items()}
+    problems = Problems(source)
+    run: RunSettings | None = decode_partly(
+        RunSettings, {key: values[key] for key in values if key in OF_RUN}, '', problems
+    )
+    for name, value in values.items():
+        if name in TRAINING_KEYS:
+            problems.add(name, 'only applies in training; an evaluation alone runs once and writes to out')
+        elif name not in (*OF_RUN, *SETTINGS):
+            problems.add(name, f"unknown key '{name}'{suggestion(str(name), (*OF_RUN, *SETTINGS, *further))}")
+        elif isinstance(value, str) and not value.strip():
+            problems.add(name, f'is {describe(value)}; allowed: text')
+    for name in required:
+        if name not in values:
+            problems.add('', f"the key '{name}' is missing")
+    return run, problems.found
+
+
+def run_settings(values: Mapping[str, Any], source: str) -> RunSettings:
+    """Decode the RunSettings among the arguments of `evaluate`. Raise ConfigError with every problem found."""
+    run, problems = decode_run(values, source)
+    if problems or run is None:
+        raise ConfigError(problems)
+    return run
