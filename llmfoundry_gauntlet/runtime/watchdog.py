@@ -84,7 +84,8 @@ def check_timeout(stall_seconds: float) -> None:
     """Warn if collectives time out before the watchdog does."""
     timeout = None
     if world_size() > 1:
-        with contextlib.suppress(AttributeError, RuntimeError):  # private API of torch 2.7; no warning if it is gone
+        with contextlib.suppress(AttributeError, RuntimeError):  # no warning if it is gone
+            # Private in torch 2.7: `_timeout` in docs/compatibility.md.
             group = torch.distributed.group.WORLD
             device = torch.device('cuda' if torch.distributed.get_backend() == 'nccl' else 'cpu')
             timeout = group._get_backend(device).options._timeout.total_seconds()  # type: ignore[union-attr]

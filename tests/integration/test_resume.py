@@ -264,7 +264,7 @@ def compare_timeouts() -> None:
     logging.basicConfig(level=logging.WARNING)
     dist.initialize_dist('cpu', timeout=7.0)
     for stall_seconds in (6, 7):
-        progress.check_timeout(stall_seconds)
+        watchdog.check_timeout(stall_seconds)
 
 
 def test_a_timeout_of_collectives_below_the_watchdogs_is_a_warning(tmp_path: Path):
