@@ -143,7 +143,7 @@ def print_checks(files: Sequence[dict[str, Any]], absent: Sequence[str], overlap
             f'sequence of words with it, {num_most:,} share most of theirs'
         )
     if absent:
-        lines['notes'].append(f'{len(absent)} tasks have no file: {", ".join(absent)}')
+        lines['notes'].append(f'no file for {plural(len(absent), "task")}: {", ".join(absent)}')
     for kind, found in lines.items():
         typer.echo('\n'.join([f'\n{kind}: {len(found)}', *found]))
 

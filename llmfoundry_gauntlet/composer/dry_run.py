@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.engine.continuous import (
 )
 from llmfoundry_gauntlet.engine.generate import first_of_equal
 from llmfoundry_gauntlet.engine.ranks import Estimate, TaskEstimate, assign, prefix_batch, scored_tokens
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.precision import precision_plan
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, share_seconds
@@ -192,7 +192,9 @@ def time_generations(
         counts = Counter(request.key.task for batch in batches for request in batch.requests)
         parts['generating'].append(generating)
         parts['programs'].append({task: one * counts[task] for task, one in program_seconds.items()})
-    notes = [f'generating: {len(outputs)} generations of at most {NEW_TOKENS} tokens were timed and extrapolated']
+    notes = [
+        f'generating: timed and extrapolated from {plural(len(outputs), "generation")} of at most {NEW_TOKENS} tokens'
+    ]
     if programs:
         notes.append('programs: those of these generations were run, one at a time')
     return parts, notes

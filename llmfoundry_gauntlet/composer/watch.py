@@ -31,7 +31,7 @@ from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
 from llmfoundry_gauntlet.config.run import DIST_TIMEOUT, run_settings
 from llmfoundry_gauntlet.config.settings import CHAT
 from llmfoundry_gauntlet.data.stores import Store
-from llmfoundry_gauntlet.errors import Collected, ModelError, RecordError, StoreError
+from llmfoundry_gauntlet.errors import Collected, ModelError, RecordError, StoreError, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs, with_programs
 from llmfoundry_gauntlet.results.files import RESULTS, read_results
 from llmfoundry_gauntlet.results.interrupts import exit_on_signals
@@ -140,8 +140,8 @@ class Watcher:
             self.claims.store.write('settings.json', self.content)  # for users to read
         except StoreError as error:
             raise StoreError(f'{error}; give another folder or URI for claims with --claims') from error
-        places = (self.store.uri, len(self.checkpoints), self.options.out, self.claims.store.uri)
-        log.info('watching %s: %d checkpoints; records in %s, claims in %s', *places)
+        places = (self.store.uri, plural(len(self.checkpoints), 'checkpoint'), self.options.out, self.claims.store.uri)
+        log.info('watching %s: %s; records in %s, claims in %s', *places)
 
     def next_step(self) -> Checkpoint | float | None:
         """Return a checkpoint to claim, the seconds until the next poll, or `None` if the watch is over."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.errors import RecordError, plural
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
 from llmfoundry_gauntlet.results.files import RESULTS
 from llmfoundry_gauntlet.results.journal import (
@@ -165,7 +165,7 @@ class SharedJournal:
         rank, started = global_rank(), self._started
         self._journal = Journal(self.folder, self.identity, attempt=attempt, rank=rank, started=started)
         if self.done:
-            log.info('%s: %d items were finished by an earlier attempt and are reused', self.folder, len(self.done))
+            log.info('%s: reusing %s of an earlier attempt', self.folder, plural(len(self.done), 'finished item'))
 
     def add(self, results: Mapping[ItemKey, ItemResult], *, suspect: bool = False) -> None:
         """Write the results of finished items."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmfoundry_gauntlet.config.settings import CHAT
-from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.errors import ConfigError, RecordError, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import WITHOUT_EFFECT, Evaluation, summarize
 from llmfoundry_gauntlet.metrics.comparison import Difference, Trend, difference, holm, trend
@@ -333,7 +333,8 @@ def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iter
             yield f'{other.folder} has no {", ".join(lacking)}'
     for key, items in common.items():
         if max(items.num_items) > items.num_shared:
-            yield f'{key}: {items.num_shared} items are in both, of {items.num_items[0]} and {items.num_items[1]}'
+            shared = plural(items.num_shared, 'item')
+            yield f'{key}: both have {shared}, of {items.num_items[0]} and {items.num_items[1]}'
         digests = [run.data.digests.get(key) for run in (first, second)]
         if None not in digests and digests[0] != digests[1]:
             yield f'{key}: the data files differ, in rows or their right answers'
