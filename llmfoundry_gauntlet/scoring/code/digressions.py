@@ -11,7 +11,7 @@ import re
 from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON
 
 MAX_LINES = 16  # of text, as an introduction may have
-MAX_OTHER_LINES = 6  # one after another that are neither text nor code: sums, single letters, brackets
+MAX_OTHER_LINES = 3  # one after another that are neither text nor code: sums, single letters, brackets
 MAX_LINE_CHARACTERS = 1000
 
 # What a long text may stand in: a code block, a string of several lines, a comment of several lines.
@@ -28,8 +28,8 @@ CODE = {
     CPP: re.compile(rf'.*(?:[;{{}}()#]|//|,[ \t]*\Z)|{ASSIGNMENT}'),
     JAVASCRIPT: re.compile(rf'.*(?:[;{{}}()]|//|,[ \t]*\Z)|{ASSIGNMENT}'),
 }
-# Two words side by side, or a script that need not have spaces between words.
-TEXT = re.compile(r'.*?(?:[^\W\d_]{2,},?[ \t]+[^\W\d_]{2,}|[^\x00-\x7f])')
+# Two words side by side, one word as a heading, or a script that need not have spaces between words.
+TEXT = re.compile(r'.*?(?:[^\W\d_]{2,},?[ \t]+[^\W\d_]{2,}|[^\x00-\x7f])|[^\W\d_]{2,}[:.]?[ \t]*\Z')
 
 
 def is_digression(text: str, language: str, *, continues_line: bool) -> bool:
