@@ -137,6 +137,7 @@ def test_recorded_sizes_restore_the_items(prepared):
     assert later.chosen().items.keys() == earlier.chosen().items.keys()
 
 
+@pytest.mark.slow
 def test_all_evaluations_use_the_same_items(settings, tmp_path):
     settings = {**settings, 'time_budget': '1s', 'interval': ['first', '2ba'], 'max_seq_len': 128}
     gauntlet = EvalGauntlet(**{**settings, 'save_folder': str(tmp_path / 'records')})
@@ -154,6 +155,7 @@ def test_all_evaluations_use_the_same_items(settings, tmp_path):
     assert [record['tasks']['long/0-shot']['subset_items'] for record in records] == [len(samples[0])] * 3
 
 
+@pytest.mark.slow
 def test_items_within_a_budget_score_as_without(settings, tmp_path):
     model = tiny.save(tiny.model(), tmp_path / 'model')
     settings = {key: value for key, value in settings.items() if key != 'save_folder'}

@@ -203,6 +203,7 @@ FORMS_BY_LANGUAGE = [
 ]
 
 
+@pytest.mark.slow  # compiles and runs every form
 @pytest.mark.parametrize(('language', 'form'), FORMS_BY_LANGUAGE)
 def test_a_program_in_any_form_counts_as_it_is(language: str, form: str):
     program = problem(language)
