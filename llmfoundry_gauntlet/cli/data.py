@@ -231,9 +231,13 @@ def ls(
         ('file', 'task', data_root, 'rows', 'bytes', 'licence', 'published in'),
         [
             (
-                *(file.path, file.task, there[file.path], f'{file.num_rows:,}'),
+                file.path,
+                file.task,
+                there[file.path],
+                f'{file.num_rows:,}',
                 '' if file.num_bytes is None else f'{file.num_bytes:,}',
-                *(file.licence, file.repository.partition(':')[2] + (' *' if file.converter else '')),
+                file.licence,
+                file.repository.partition(':')[2] + (' *' if file.converter else ''),
             )
             for file in files
         ],

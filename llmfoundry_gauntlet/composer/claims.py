@@ -34,7 +34,7 @@ ENDED = ('Z', 'X')  # states of a process in /proc that has ended and that its p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """What identifies a process among all on all machines, whatever names they have.
+    """The identity of a process among those of all machines, whatever names they have.
 
     Containers on one machine may have the same host name and process ids, but each has a namespace of process ids;
     machines with the same host name have different boot ids. `started` is in clock ticks since the machine started,

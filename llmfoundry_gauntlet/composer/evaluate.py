@@ -217,13 +217,12 @@ def read_config(path: str, overrides: list[str]) -> Mapped:
     mapped = Mapped(values=values)
     with collected:
         mapped = map_evaluation(values, source=path, num_ranks=world_size())
-    everyones = [arguments_of(mapped, model) for model in mapped.models] or [mapped.values]
-    for arguments in everyones:
-        with collected:
-            check_keys(arguments, path)
+        for arguments in [arguments_of(mapped, model) for model in mapped.models] or [mapped.values]:
+            with collected:
+                check_keys(arguments, path)
     if collected.errors:
         with collected:  # what the files hold is checked later, unless this ends here
-            check_files(everyones[0])
+            check_files(mapped.values)
     collected.raise_all()
     return mapped
 
