@@ -117,7 +117,7 @@ def plan_continuous_batches(
     groups = [(None, runnable)] if rotary is None else rotary.groups(runnable)
     batches = []
     for length, group in groups:
-        for members, num_slots in gather(prompt_families(group), share, tokens_per_batch):
+        for members, num_slots in gather_requests(prompt_families(group), share, tokens_per_batch):
             prompts = {request.context.tobytes(): len(request.context) for request in members}
             new_tokens = sum(request.max_new_tokens for request in members)
             batches.append(
@@ -151,7 +151,7 @@ def is_family(num_shared: int, length: int) -> bool:
     return num_shared >= min(LEAST_SHARED, length) and 2 * num_shared >= length
 
 
-def gather(
+def gather_requests(
     families: Iterable[Sequence[GenerateRequest]], share: int, tokens_per_batch: int
 ) -> Iterator[tuple[list[GenerateRequest], int]]:
     """Yield the requests and the number of slots of each batch; requests with equal prompts stay together."""

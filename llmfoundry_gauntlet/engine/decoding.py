@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.engine.attention import changed, eager_changes, to_devi
 from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.logits import logits_of, output_layer, picking, rounding_of
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import grow_trees, in_order, make_tree
+from llmfoundry_gauntlet.engine.plan import grow_trees, make_tree, sort_requests
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, TreeLayout
 from llmfoundry_gauntlet.engine.trees import Stream, context_request, lay_out_stream
 from llmfoundry_gauntlet.errors import ModelError, tokenizer_errors
@@ -187,7 +187,7 @@ class DecodingModel:
     def _run_stream(self, contexts: Sequence[Ids], cache: KVCache) -> torch.Tensor:
         """Run prompts as a token stream into the cache; return their last logits, float32 [prompts, V]."""
         device, engine = self.language_model.device, self.language_model.engine_attention
-        stream, ends = stream_of(contexts)
+        stream, ends = lay_out_prompts(contexts)
         self.usage.prompt_tokens += len(stream.tokens)
         found: dict[int, KeyValue] = {}
         last = self._ids(ends)
@@ -213,11 +213,11 @@ def hides_a_row(seen: Bools) -> bool:
     return not seen.any(axis=1).all()
 
 
-def stream_of(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:
+def lay_out_prompts(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:
     """Return distinct prompts as a stream of trees, and the index of each prompt's last token."""
     requests = [context_request(context, row) for row, context in enumerate(contexts)]
     most = sum(map(len, contexts))
-    trees = [make_tree(group) for group in grow_trees(in_order(requests), most)]
+    trees = [make_tree(group) for group in grow_trees(sort_requests(requests), most)]
     stream = lay_out_stream(trees)
     ends = np.zeros(len(contexts), np.int64)
     ends[[request.key.row for tree in trees for request in tree.requests]] = stream.reads

@@ -41,7 +41,7 @@ ENTERING_SHARE = 8  # prompts are run once 1 / 8 of the slots are free
 
 
 @dataclass(slots=True, eq=False)
-class Prompt:
+class PromptGroup:
     """A prompt and its waiting requests. `logits` [V] are its last logits, once it was run."""
 
     context: Ids
@@ -53,7 +53,7 @@ class Prompt:
 class Slot:
     """A generation in a slot. `end` is the column after its prompt, `position` the position of its next token."""
 
-    prompt: Prompt
+    prompt: PromptGroup
     generation: OngoingGeneration
     draws: Iterator[float] | None
     end: int = 0
@@ -175,7 +175,7 @@ class DecodingLoop:
             if request.key in done:
                 self.progress.end(request)
         self.prompts = deque(
-            Prompt(context=same[0].context, waiting=deque(same))
+            PromptGroup(context=same[0].context, waiting=deque(same))
             for same in (list(group) for _, group in groupby(left, key=lambda request: request.context.tobytes()))
         )
         self.slots: list[Slot] = []
@@ -229,7 +229,7 @@ class DecodingLoop:
         self.slots += new
         self.extend(new, logits[to_device(np.array(sources), logits.device)])
 
-    def take_back(self, prompts: Sequence[Prompt], cache: KVCache) -> None:
+    def take_back(self, prompts: Sequence[PromptGroup], cache: KVCache) -> None:
         """Requeue prompts to run as padded rows: in a stream non-finite values spread across a shared prefix."""
         self.streams = False
         slots = range(len(self.slots), len(self.slots) + len(prompts))
@@ -238,9 +238,9 @@ class DecodingLoop:
         cache.leave(slots)
         self.prompts.extendleft(reversed(prompts))
 
-    def next_prompts(self, free: int) -> list[Prompt]:
+    def next_prompts(self, free: int) -> list[PromptGroup]:
         """Take as many waiting prompts as fit into the free slots and into `tokens_per_batch`."""
-        chosen: list[Prompt] = []
+        chosen: list[PromptGroup] = []
         width = total = 0
         while self.prompts and len(chosen) < free:
             context = self.prompts[0].context
@@ -254,7 +254,7 @@ class DecodingLoop:
             chosen.append(self.prompts.popleft())
         return chosen
 
-    def new_slot(self, prompt: Prompt) -> Slot:
+    def new_slot(self, prompt: PromptGroup) -> Slot:
         """Return a slot for the next waiting request of a prompt that ends in the cache's last column."""
         request = prompt.waiting.popleft()
         return Slot(
@@ -321,7 +321,7 @@ class DecodingLoop:
         """
         if not slot.generation.is_finite:  # its cached keys and values are not finite either
             if slot.prompt.waiting and slot.prompt.logits is not None:
-                self.prompts.appendleft(Prompt(context=slot.prompt.context, waiting=slot.prompt.waiting))
+                self.prompts.appendleft(PromptGroup(context=slot.prompt.context, waiting=slot.prompt.waiting))
                 slot.prompt.waiting = deque()
             return None
         sources = [

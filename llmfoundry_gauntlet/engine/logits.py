@@ -157,7 +157,7 @@ def picking(
 
 def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:
     """Return the function that maps the output layer's `raw` logits to the model's `final` ones; None if unknown."""
-    for tail in (*tails(config), same):  # a cap first: it hardly changes small logits
+    for tail in (*tails(config), unchanged):  # a cap first: it hardly changes small logits
         if raw.shape == final.shape and torch.allclose(tail(raw).float(), final.float(), rtol=1e-5, atol=1e-6):
             return tail
     return None
@@ -172,7 +172,7 @@ def rounding_of(logits: torch.Tensor) -> float:
     return 0.0
 
 
-def same(logits: torch.Tensor) -> torch.Tensor:
+def unchanged(logits: torch.Tensor) -> torch.Tensor:
     """Return the logits unchanged."""
     return logits
 

@@ -115,7 +115,7 @@ class CausalLanguageModel:
         if self.most_tokens is not None and batch.num_tokens > self.most_tokens and batch.trees:
             halves = batch.halves()
             if len(halves) > 1:
-                return joined(list(map(self.launch, halves)))
+                return wait_for_all(list(map(self.launch, halves)))
         try:
             with self.rotary_length(batch.rope_length):
                 reader = self._read(batch)
@@ -126,12 +126,12 @@ class CausalLanguageModel:
             return lambda: [] if reader is None else split_outputs(batch.requests, *reader.scores())
         # The exception, whose frames held tensors, has been freed here.
         self._make_room(batch, failure)
-        return joined(list(map(self.launch, batch.halves())))
+        return wait_for_all(list(map(self.launch, batch.halves())))
 
     def lay_out(self, batch: Batch) -> None:
         """Prepare a batch that is to run next, while the device is busy."""
         if batch.layout == STREAM and batch.trees:
-            self._next = batch, stream_of(batch)
+            self._next = batch, batch_stream(batch)
 
     def _make_room(self, batch: Batch, failure: str) -> None:
         too_large = f'{batch.num_tokens} tokens do not fit into the memory of the device'
@@ -161,7 +161,7 @@ class CausalLanguageModel:
         if not batch.trees:
             return None
         prepared, self._next = self._next, None
-        stream = prepared[1] if prepared is not None and prepared[0] is batch else stream_of(batch)
+        stream = prepared[1] if prepared is not None and prepared[0] is batch else batch_stream(batch)
         return self._stream(stream, prefix)
 
     def _cached(self, prefix: Ids) -> dict[int, KeyValue]:
@@ -262,12 +262,12 @@ class CausalLanguageModel:
         return reader
 
 
-def stream_of(batch: Batch) -> Stream:
+def batch_stream(batch: Batch) -> Stream:
     """Return the trees of a batch as a stream, after its cached prefix."""
     return lay_out_stream(batch.trees, 0 if batch.prefix is None else len(batch.prefix))
 
 
-def joined(parts: Sequence[Outputs]) -> Outputs:
+def wait_for_all(parts: Sequence[Outputs]) -> Outputs:
     """Return a function that waits for several outputs."""
     return lambda: [output for part in parts for output in part()]
 

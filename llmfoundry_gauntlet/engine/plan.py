@@ -92,7 +92,7 @@ class Batch:
 
 
 @dataclass(slots=True, eq=False)
-class _Measured:
+class _MeasuredRequest:
     """A request with its lengths in tokens. `context` is its first context as sortable bytes.
 
     `common` is the prefix that all its contexts share, `num_tokens` the number of distinct prefixes, `shared` the
@@ -145,7 +145,7 @@ def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: 
     single: list[Tree] = []
     cap = min(MAX_TREE_TOKENS, tokens_per_batch)
     least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch
-    for family, prefix in families(grow_trees(in_order(scorable), cap), least_saved):
+    for family, prefix in families(grow_trees(sort_requests(scorable), cap), least_saved):
         if prefix == 0:
             single.extend(map(make_tree, family))
             continue
@@ -156,15 +156,15 @@ def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: 
     return [*pack_trees(single, tokens_per_batch), *batches]
 
 
-def in_order(requests: Iterable[ScoreRequest]) -> list[_Measured]:
+def sort_requests(requests: Iterable[ScoreRequest]) -> list[_MeasuredRequest]:
     """Return the requests sorted by their tokens, so that requests with a common prefix are adjacent."""
-    ordered = sorted(map(measure, requests), key=lambda one: (one.context, one.request.key))
+    ordered = sorted(map(measure_request, requests), key=lambda one: (one.context, one.request.key))
     for before, one in pairwise(ordered):
         one.shared = num_shared(before.context, one.context)
     return ordered
 
 
-def measure(request: ScoreRequest) -> _Measured:
+def measure_request(request: ScoreRequest) -> _MeasuredRequest:
     """Measure a request."""
     first = request.contexts[0]
     if all(context is first for context in request.contexts):
@@ -174,18 +174,18 @@ def measure(request: ScoreRequest) -> _Measured:
             beyond = len(longer[0]) - 1
         elif longer:
             beyond = num_distinct_prefixes(sorted(sortable(ids[:-1]) for ids in longer))
-        return _Measured(request, sortable(first), len(first), len(first) + beyond, nested=False)
+        return _MeasuredRequest(request, sortable(first), len(first), len(first) + beyond, nested=False)
     contexts = sorted(set(map(sortable, request.contexts)))
     common = num_shared(contexts[0], contexts[-1])
-    return _Measured(request, contexts[0], common, count_prefixes((request,)), nested=True)
+    return _MeasuredRequest(request, contexts[0], common, count_prefixes((request,)), nested=True)
 
 
-def grow_trees(ordered: Sequence[_Measured], cap: int, prefix: int = 0) -> list[list[_Measured]]:
+def grow_trees(ordered: Sequence[_MeasuredRequest], cap: int, prefix: int = 0) -> list[list[_MeasuredRequest]]:
     """Join adjacent requests if one tree is less work than two, up to `cap` tokens.
 
     After a cached prefix they are always joined, as each tree attends to the whole prefix again.
     """
-    groups: list[list[_Measured]] = []
+    groups: list[list[_MeasuredRequest]] = []
     num_tokens = alike = 0
     for index, one in enumerate(ordered):
         added = one.num_tokens - one.shared
@@ -203,7 +203,7 @@ def grow_trees(ordered: Sequence[_Measured], cap: int, prefix: int = 0) -> list[
     return groups
 
 
-def begins_family(ordered: Sequence[_Measured], index: int) -> bool:
+def begins_family(ordered: Sequence[_MeasuredRequest], index: int) -> bool:
     """Return whether many requests from `index` on share far more with each other than with the previous one."""
     least = max(LEAST_PREFIX, 2 * ordered[index].shared + 1)
     following = ordered[index + 1 : index + 1 + FAMILY]
@@ -215,7 +215,7 @@ def ends_family(shared: int, size: int, alike: int) -> bool:
     return size > 1 and alike >= LEAST_PREFIX and 2 * shared < alike
 
 
-def is_less_work(one: _Measured, num_tokens: int, added: int) -> bool:
+def is_less_work(one: _MeasuredRequest, num_tokens: int, added: int) -> bool:
     """Return whether adding `added` tokens to a tree of `num_tokens` is less work than running the request alone."""
     seen = seen_by_branch(one.shared, num_tokens)
     joined = added * (PAIRS_PER_TOKEN + seen + added)
@@ -232,9 +232,11 @@ def pairs(chain: int, num_tokens: int) -> float:
     return chain * chain / 2 + (num_tokens - chain) * seen_by_branch(chain, num_tokens)
 
 
-def families(groups: Sequence[list[_Measured]], least_saved: float) -> list[tuple[list[list[_Measured]], int]]:
+def families(
+    groups: Sequence[list[_MeasuredRequest]], least_saved: float
+) -> list[tuple[list[list[_MeasuredRequest]], int]]:
     """Group adjacent trees that share a prefix; give its length if caching it saves enough tokens, else 0."""
-    found: list[tuple[list[list[_Measured]], int]] = []
+    found: list[tuple[list[list[_MeasuredRequest]], int]] = []
     for group in groups:
         alike = min([*(one.shared for one in group[1:]), *(one.cacheable for one in group)])
         if found:
@@ -256,7 +258,7 @@ def families(groups: Sequence[list[_Measured]], least_saved: float) -> list[tupl
     ]
 
 
-def make_tree(group: Sequence[_Measured], prefix: int = 0) -> Tree:
+def make_tree(group: Sequence[_MeasuredRequest], prefix: int = 0) -> Tree:
     """Return the tree of adjacent requests, with its exact number of tokens beyond a cached prefix."""
     requests = tuple(one.request for one in group)
     num_tokens = group[0].num_tokens + sum(one.num_tokens - one.shared for one in group[1:])

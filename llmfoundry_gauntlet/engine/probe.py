@@ -124,7 +124,7 @@ def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int)
     """
     check_attention(generator.language_model, vocabulary=vocabulary, longest=longest)
     batch = batch_to_generate(vocabulary, longest, generator.language_model.hidden_token_id)
-    expected = logits_of(generator, NO_CACHE, batch, vocabulary)
+    expected = step_logits(generator, NO_CACHE, batch, vocabulary)
     largest = largest_of(expected)
     if not np.isfinite(largest):
         return Probe(layout=NO_CACHE, reason=NOT_FINITE, certain=False)
@@ -132,7 +132,7 @@ def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int)
     contrast = np.abs(expected[ItemKey('probe', 1)][0] - expected[ItemKey('probe', 3)][0]).max()
 
     def difference(layout: str) -> float:
-        return furthest(expected, logits_of(generator, layout, batch, vocabulary), generator.rounding)
+        return furthest(expected, step_logits(generator, layout, batch, vocabulary), generator.rounding)
 
     found = first_that_agrees(GENERATION_LAYOUTS, difference, tolerance, what=plural(len(batch.requests), 'generation'))
     return replace(found, certain=bool(contrast >= LEAST_CONTRAST * tolerance))
@@ -329,7 +329,7 @@ def batch_to_generate(vocabulary: int, longest: int, hidden: int | None = None) 
     )
 
 
-def logits_of(generator: TextGenerator, layout: str, batch: ContinuousBatch, vocabulary: int) -> Steps:
+def step_logits(generator: TextGenerator, layout: str, batch: ContinuousBatch, vocabulary: int) -> Steps:
     """Return the logits after each token of a batch's generations in a layout; every layout gets the same tokens."""
     found: Steps = {}
 

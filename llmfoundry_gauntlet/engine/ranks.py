@@ -31,15 +31,15 @@ def assign(batches: Sequence[Batch], *, num_ranks: int) -> list[list[Batch]]:
     """
     if num_ranks < 1:
         raise ValueError(f'num_ranks is {num_ranks}; allowed: 1 or more')
-    share = math.inf if num_ranks == 1 else cost_of(batches) / num_ranks / SHARES
+    share = math.inf if num_ranks == 1 else unit_cost(batches) / num_ranks / SHARES
     rounds = rounds_of(units_of(batches, share), num_ranks)
     loads = [0.0] * num_ranks
     ranks: list[list[Batch]] = [[] for _ in range(num_ranks)]
     for units in sorted(rounds, key=lambda units: -max(batch.cost for unit in units for batch in unit)):
         least_first = sorted(range(num_ranks), key=loads.__getitem__)
-        for rank, unit in zip(least_first, sorted(units, key=lambda unit: -cost_of(unit)), strict=True):
+        for rank, unit in zip(least_first, sorted(units, key=lambda unit: -unit_cost(unit)), strict=True):
             ranks[rank] += unit
-            loads[rank] += cost_of(unit)
+            loads[rank] += unit_cost(unit)
     return ranks
 
 
@@ -49,7 +49,7 @@ def units_of(batches: Sequence[Batch], share: float) -> list[list[Batch]]:
     for batch in batches:
         if batch.prefix is None:
             units.append([batch])
-        elif units and units[-1][0].prefix is batch.prefix and cost_of(units[-1]) + batch.cost <= share:
+        elif units and units[-1][0].prefix is batch.prefix and unit_cost(units[-1]) + batch.cost <= share:
             units[-1].append(batch)
         else:
             units.append([prefix_batch(batch), batch])
@@ -71,7 +71,7 @@ def rounds_of(units: Sequence[list[Batch]], num_ranks: int) -> list[list[list[Ba
     rounds = []
     for start in range(0, len(cached), num_ranks):
         mine = cached[start : start + num_ranks]
-        spare = [[filler, closest(single, mine[-1][-1].cost, filler)] for _ in range(num_ranks - len(mine))]
+        spare = [[filler, take_batch(single, mine[-1][-1].cost, filler)] for _ in range(num_ranks - len(mine))]
         rounds.append([lengthened(unit, mine[0], single) for unit in mine + spare])
     single.reverse()
     for start in range(0, len(single), num_ranks):
@@ -82,11 +82,11 @@ def rounds_of(units: Sequence[list[Batch]], num_ranks: int) -> list[list[list[Ba
 
 def lengthened(unit: Sequence[Batch], pattern: Sequence[Batch], single: list[Batch]) -> list[Batch]:
     """Return the unit with as many forwards as `pattern`, extended before its last with batches taken from `single`."""
-    further = [closest(single, batch.cost, unit[0]) for batch in pattern[len(unit) - 1 : -1]]
+    further = [take_batch(single, batch.cost, unit[0]) for batch in pattern[len(unit) - 1 : -1]]
     return [*unit[:-1], *further, unit[-1]]
 
 
-def closest(single: list[Batch], cost: float, otherwise: Batch) -> Batch:
+def take_batch(single: list[Batch], cost: float, otherwise: Batch) -> Batch:
     """Remove and return the costliest batch of at most this cost, else the cheapest; `otherwise` if there is none."""
     return single.pop(max(0, bisect_right(single, cost, key=lambda batch: batch.cost) - 1)) if single else otherwise
 
@@ -98,7 +98,7 @@ def prefix_batch(batch: Batch) -> Batch:
     return replace(batch, trees=(), num_tokens=length, cost=cost)
 
 
-def cost_of(unit: Sequence[Batch]) -> float:
+def unit_cost(unit: Sequence[Batch]) -> float:
     """Return the cost of a unit in tokens."""
     return sum(batch.cost for batch in unit)
 

@@ -227,7 +227,7 @@ def spans_of(stream: Stream, device: torch.device) -> list[Span]:
         chain = start if last > first + 1 else start + num_in_chain(stream, start, stop)
         cuts = [start, stop] if last > first + 1 else cuts_of(stream, start, stop, CALL[kind])
         spans.extend(
-            Span(low, high, keys_of(stream, start, low, high, device), low == start and high <= chain)
+            Span(low, high, visible_keys(stream, start, low, high, device), low == start and high <= chain)
             for low, high in pairwise(cuts)
         )
         first = last
@@ -250,7 +250,7 @@ def cuts_of(stream: Stream, start: int, stop: int, call: int) -> list[int]:
     return [*cuts, stop]
 
 
-def keys_of(stream: Stream, first: int, start: int, stop: int, device: torch.device) -> slice | torch.Tensor:
+def visible_keys(stream: Stream, first: int, start: int, stop: int, device: torch.device) -> slice | torch.Tensor:
     """Return the keys of tokens `start` to `stop` in a tree from `first`: cached prefix, ancestors and themselves."""
     keys = path_to(stream, first, start, stop)
     if len(keys) == keys[-1] + 1 - keys[0]:  # contiguous

@@ -42,7 +42,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class PaddedRows:
     """Padded sequences. R = rows, L = longest row; reads are flat positions in [R * L]."""
 
     tokens: Ids  # [R, L], short rows padded with their own last token, or with a given one
@@ -103,7 +103,7 @@ def targets_of(requests: Sequence[ScoreRequest]) -> Ids:
     return np.concatenate([ids for request in requests for ids in request.continuations])
 
 
-def lay_out_rows(requests: Sequence[ScoreRequest], *, padded_to: int = 0, padding: int | None = None) -> Rows:
+def lay_out_rows(requests: Sequence[ScoreRequest], *, padded_to: int = 0, padding: int | None = None) -> PaddedRows:
     """Return one row for each distinct sequence.
 
     With `padded_to` a row has the continuation's last token too, and is padded to this length with the token `padding`.
@@ -125,7 +125,7 @@ def lay_out_rows(requests: Sequence[ScoreRequest], *, padded_to: int = 0, paddin
     for padded, row in zip(tokens, rows, strict=True):
         padded[: len(row)] = row
     reads = np.concatenate([np.arange(start, start + count) + index * width for index, start, count in places])
-    return Rows(tokens=tokens, lengths=lengths, reads=reads, targets=targets_of(requests))
+    return PaddedRows(tokens=tokens, lengths=lengths, reads=reads, targets=targets_of(requests))
 
 
 def lay_out_stream(trees: Sequence[Tree], num_cached: int = 0) -> Stream:
@@ -143,7 +143,7 @@ def count_prefixes(requests: Iterable[ScoreRequest]) -> int:
 
 def num_distinct_prefixes(rows: Sequence[bytes]) -> int:
     """Return the number of nodes in the trie of sorted rows with four bytes per token."""
-    return sum(len(row) // 4 for row in rows) - sum(_shared(rows))
+    return sum(len(row) // 4 for row in rows) - sum(_shared_lengths(rows))
 
 
 def num_shared(first: bytes, second: bytes) -> int:
@@ -157,7 +157,7 @@ def num_shared(first: bytes, second: bytes) -> int:
     return int(differ.argmax())
 
 
-def _shared(rows: Sequence[bytes]) -> list[int]:
+def _shared_lengths(rows: Sequence[bytes]) -> list[int]:
     """Return the number of tokens that each row shares with the previous one, 0 for the first."""
     return [0, *(num_shared(before, row) for before, row in pairwise(rows))][: len(rows)]
 
@@ -190,7 +190,7 @@ class _StreamBuilder:
     def _emit(self, rows: list[bytes]) -> dict[bytes, list[tuple[int, int, int]]]:
         """Append sorted distinct rows; return the path of each as (first depth, place in the stream, length)."""
         paths: dict[bytes, list[tuple[int, int, int]]] = {}
-        shared = _shared(rows)
+        shared = _shared_lengths(rows)
         # Each entry: rows low..high agree in `depth` tokens, already appended as `path`; or a segment to close.
         todo: list[tuple[int, int, int, list[tuple[int, int, int]]] | int] = [
             (low, high, 0, []) for low, high in reversed(self._runs(shared, 0, len(rows), 0, rows))

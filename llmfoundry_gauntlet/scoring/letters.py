@@ -126,9 +126,9 @@ def last_statement(text: str, texts: Sequence[str], patterns: Sequence[re.Patter
         rest = text[found.end() : found.end() + longest]
         if found.re is BEFORE:
             is_statement = found['noun'] is not None or found['answer']
-            if is_statement and not is_placeholder(found['letter'], texts):
+            if is_statement and not is_instruction(found['letter'], texts):
                 return option_letter(found['letter'], texts)
-        elif not is_placeholder(rest, texts):
+        elif not is_instruction(rest, texts):
             said = said_in(rest, texts)
             if said != UNSAID:
                 return said
@@ -139,7 +139,7 @@ def last_statement(text: str, texts: Sequence[str], patterns: Sequence[re.Patter
     return UNSAID
 
 
-def is_placeholder(statement: str, texts: Sequence[str]) -> bool:
+def is_instruction(statement: str, texts: Sequence[str]) -> bool:
     """Return whether a statement names no option but the place of one, as the sentence of an instruction does."""
     unknown, several = UNKNOWN.match(statement), SEVERAL.match(statement)
     if unknown is not None:
@@ -263,7 +263,7 @@ def lone_letter(line: str, texts: Sequence[str]) -> str | None:
     """
     line = without_bullet(line)
     found = LETTER.match(line)
-    if found is None or is_placeholder(found['letter'], texts):
+    if found is None or is_instruction(found['letter'], texts):
         return None
     letter, rest = found['letter'], line[found.end() :]
     if is_joined(letter, rest):

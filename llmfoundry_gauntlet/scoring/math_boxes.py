@@ -120,11 +120,11 @@ def answer_of(completion: str, placeholders: Collection[str] = ()) -> str | None
     instruction holds no answer: `placeholders` are what its own boxes hold, such as "answer".
     """
     keys = {placeholder_key(placeholder) for placeholder in placeholders}
-    boxes = [box for box in filled_boxes(completion) if not is_placeholder(box.content, keys)]
+    boxes = [box for box in filled_boxes(completion) if not is_placeholder_box(box.content, keys)]
     return joined_answer(completion, boxes, (are_joined,)) if boxes else None
 
 
-def is_placeholder(content: str, keys: Collection[str]) -> bool:
+def is_placeholder_box(content: str, keys: Collection[str]) -> bool:
     """Return whether a box holds what an instruction writes in place of an answer."""
     key = placeholder_key(content)
     return key in keys or bool(BLANK.fullmatch(key) or PLACEHOLDER.fullmatch(key))

@@ -168,7 +168,7 @@ def one_spelling(text: str) -> str:
     text = DEGREES.sub(r'\\degree ', STYLES.sub(r'\1', text))
     text = PERCENT.sub('%', TEXTS.sub(one_text, text))
     text = ' '.join(CONJUNCTION.sub(',', text).split())
-    return FACTOR_ONE.sub('', unwrapped(with_braces(text)))
+    return FACTOR_ONE.sub('', without_outer_braces(with_braces(text)))
 
 
 def with_mathematics_bare(text: str) -> str:
@@ -261,7 +261,7 @@ def closing(text: str, begin: int) -> int | None:
     return None
 
 
-def unwrapped(text: str) -> str:
+def without_outer_braces(text: str) -> str:
     """Return a text without surrounding white space and braces, and without final punctuation."""
     before = None
     while text != before:
@@ -326,7 +326,7 @@ def forms_of(answer: str) -> tuple[Form, ...]:
 
 def form_of(text: str, depth: int) -> Form:
     """Return the form of a normalized text. Below six levels of nesting everything is an expression."""
-    text = unwrapped(text)
+    text = without_outer_braces(text)
     if depth >= MAX_DEPTH:
         return Form(kind=EXPRESSION, text=text)
     for pattern in (COMMA, RELATIONS):
@@ -342,8 +342,8 @@ def form_of(text: str, depth: int) -> Form:
     core, unit = without_unit(text)
     if unit and unit != '%' and (form := in_brackets(core, depth) or in_matrix(core, depth)) and not form.unit:
         return replace(form, unit=unit)
-    core = re.sub(r'\A\+\s*', '', unwrapped(core))
-    value = number_of(core)
+    core = re.sub(r'\A\+\s*', '', without_outer_braces(core))
+    value = exact_value(core)
     return Form(kind=EXPRESSION if value is None else NUMBER, text=core or text, value=value, unit=unit)
 
 
@@ -406,7 +406,7 @@ def set_of(text: str, names: set[str], depth: int, comma: str = r'\cup') -> str 
 
     `comma` is the sign for a comma between conditions.
     """
-    text = unwrapped(text)
+    text = without_outer_braces(text)
     if depth >= MAX_DEPTH or not text:
         return None
     if ALL_REALS.fullmatch(text):
@@ -535,7 +535,7 @@ def times(factor: str, cell: str, depth: int) -> Form:
     """Return an entry of a matrix times the factor before the matrix, '' for none."""
     if not factor:
         return form_of(cell, depth)
-    values = number_of(f'{factor}1' if factor in ('+', '-') else factor), number_of(cell.strip())
+    values = exact_value(f'{factor}1' if factor in ('+', '-') else factor), exact_value(cell.strip())
     if values[0] is not None and values[1] is not None:
         value = values[0] * values[1]
         return Form(kind=NUMBER, text=f'\\frac{{{value.numerator}}}{{{value.denominator}}}', value=value)
@@ -584,7 +584,7 @@ def without_unit(text: str) -> tuple[str, str]:
     if found and found['core'].strip() and found['core'].strip() != '-':
         return found['core'], unit_of(found['unit'] + (found['more'] or ''), found['power'])
     found = UNIT_WORDS.fullmatch(text)
-    if found and (is_unit(found['unit']) or re.search(rf'[\d)}}] {NOUN}\Z', text)):
+    if found and (is_unit_word(found['unit']) or re.search(rf'[\d)}}] {NOUN}\Z', text)):
         return found['core'], unit_of(found['unit'], found['power'])
     return text, ''
 
@@ -594,7 +594,7 @@ def is_sum(text: str) -> bool:
     return bool(re.search(r'(?<!\A)[+\-]|\\(?!(?:frac|degree|sqrt|pi|cdot|times)(?![a-z]))[a-z]{2,}', text))
 
 
-def is_unit(name: str) -> bool:
+def is_unit_word(name: str) -> bool:
     """Return whether a bare word is a known unit of more than one letter."""
     lower = name.lower().replace('.', '')
     return lower in ('am', 'pm') or lower in UNITS or lower.removesuffix('s') in UNITS or '/' in name
@@ -610,7 +610,7 @@ def unit_of(name: str, power: str | None) -> str:
     return f'{known}^{power}' if power else known
 
 
-def number_of(text: str) -> Fraction | None:
+def exact_value(text: str) -> Fraction | None:
     """Return the value of an integer, a decimal, a fraction or a mixed number."""
     try:
         if found := DECIMAL.fullmatch(text):
@@ -645,10 +645,10 @@ def answers_equal(algebra: Algebra, first: str, second: str) -> bool:
     if all(form[-1:] and form[-1].kind == REALS_SET for form in forms):
         # As lists of conditions they would be equal whatever joins these: x > 2 or x < 5, x > 2 and x < 5.
         forms = forms[0][-1:], forms[1][-1:]
-    return any(same(algebra, one, other) for one in forms[0] for other in forms[1])
+    return any(forms_equal(algebra, one, other) for one in forms[0] for other in forms[1])
 
 
-def same(algebra: Algebra, one: Form, other: Form) -> bool:
+def forms_equal(algebra: Algebra, one: Form, other: Form) -> bool:
     """Return whether two forms are equal."""
     if one.label and other.label and one.label != other.label:
         scalars = one.kind in (NUMBER, EXPRESSION) and other.kind in (NUMBER, EXPRESSION)
@@ -659,7 +659,7 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
     if kinds <= {LIST, SET}:
         return lists_equal(algebra, one, other)
     if REALS_SET in kinds:
-        both_sets = all(form.kind == REALS_SET or is_interval(form) for form in (one, other))
+        both_sets = all(form.kind == REALS_SET or is_interval_form(form) for form in (one, other))
         return both_sets and algebra(set_meant(algebra, one), set_meant(algebra, other))
     if '::' in (one.ends, other.ends) and not is_time(one) * is_time(other):
         return ratios_equal(algebra, one, other)
@@ -675,7 +675,7 @@ def same(algebra: Algebra, one: Form, other: Form) -> bool:
         return (one.text, one.ends) == (other.text, other.ends)
     if one.kind == RELATION and one.ends == other.ends == '=' and algebra(written(one.text), written(other.text)):
         return True
-    return one.ends == other.ends and in_order(algebra, one.parts, other.parts)
+    return one.ends == other.ends and parts_equal(algebra, one.parts, other.parts)
 
 
 def set_meant(algebra: Algebra, form: Form) -> str:
@@ -687,7 +687,7 @@ def set_meant(algebra: Algebra, form: Form) -> str:
     return form.parts[0].text if depends_on_commas and algebra(form.text, LINE) else form.text
 
 
-def is_interval(form: Form) -> bool:
+def is_interval_form(form: Form) -> bool:
     """Return whether a form is written as an interval, or as a union or complement of sets."""
     if form.kind == TUPLE:
         return len(form.parts) == 2 and form.text[:1] in ('(', '[') and form.ends in ('()', '(]', '[)', '[]')
@@ -705,11 +705,11 @@ def ratios_equal(algebra: Algebra, one: Form, other: Form) -> bool:
         if len(one.parts) != len(other.parts):
             return False
         if any(part.unit for form in (one, other) for part in form.parts):
-            return in_order(algebra, one.parts, other.parts)
+            return parts_equal(algebra, one.parts, other.parts)
         first, second = one.parts[0], other.parts[0]
         crossed = ((product(a, second), product(b, first)) for a, b in zip(one.parts, other.parts, strict=True))
         is_zero = all(part.value == 0 for part in one.parts) or all(part.value == 0 for part in other.parts)
-        return not is_zero and all(same(algebra, *pair) for pair in crossed)
+        return not is_zero and all(forms_equal(algebra, *pair) for pair in crossed)
     ratio, value = (one, other) if one.ends == '::' else (other, one)
     if len(ratio.parts) != 2 or value.kind not in (NUMBER, EXPRESSION) or value.unit:
         return False
@@ -719,7 +719,7 @@ def ratios_equal(algebra: Algebra, one: Form, other: Form) -> bool:
     quotient = Form(kind=EXPRESSION, text=f'\\frac{{{above.text}}}{{{below.text}}}')
     if above.value is not None and below.value:
         quotient = replace(quotient, kind=NUMBER, value=above.value / below.value)
-    return same(algebra, quotient, value)
+    return forms_equal(algebra, quotient, value)
 
 
 def product(one: Form, other: Form) -> Form:
@@ -729,9 +729,9 @@ def product(one: Form, other: Form) -> Form:
     return Form(kind=EXPRESSION, text=f'({one.text})({other.text})')
 
 
-def in_order(algebra: Algebra, ones: Sequence[Form], others: Sequence[Form]) -> bool:
+def parts_equal(algebra: Algebra, ones: Sequence[Form], others: Sequence[Form]) -> bool:
     """Return whether corresponding parts are equal."""
-    return len(ones) == len(others) and all(same(algebra, *pair) for pair in zip(ones, others, strict=True))
+    return len(ones) == len(others) and all(forms_equal(algebra, *pair) for pair in zip(ones, others, strict=True))
 
 
 def lists_equal(algebra: Algebra, one: Form, other: Form) -> bool:
@@ -739,10 +739,10 @@ def lists_equal(algebra: Algebra, one: Form, other: Form) -> bool:
     if len(one.parts) != len(other.parts) or (one.label and other.label and one.label != other.label):
         return False
     if says_which(one) != says_which(other):
-        return in_order(algebra, one.parts, other.parts)
+        return parts_equal(algebra, one.parts, other.parts)
     left = list(other.parts)
     for part in one.parts:
-        found = next((index for index, candidate in enumerate(left) if same(algebra, part, candidate)), None)
+        found = next((index for index, candidate in enumerate(left) if forms_equal(algebra, part, candidate)), None)
         if found is None:
             return False
         del left[found]

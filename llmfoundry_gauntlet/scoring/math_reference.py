@@ -35,9 +35,9 @@ REPLACED = (
 )
 INTERVALS = {'Interval': '[]', 'Interval.Ropen': '[)', 'Interval.Lopen': '(]', 'Interval.open': '()'}
 
-Question = Literal['expressions', 'no_entries']
+SympyQuestion = Literal['expressions', 'no_entries']
 # Asks sympy whether two texts are equal as expressions, or whether the first is a matrix without entries.
-Sympy = Callable[[Question, str, str], bool]
+Sympy = Callable[[SympyQuestion, str, str], bool]
 
 
 def reference_answer_of(completion: str) -> str | None:

@@ -37,12 +37,12 @@ WORKER = 'llmfoundry_gauntlet.scoring.math_worker'
 EQUAL, BROKE_LIMIT = 'equal', 'broke a limit'  # answers of a worker
 MAX_BROKEN = 2  # comparisons over a limit, counted for the longer text, after which it equals no other
 
-Question = Literal['algebra', 'reference']
-Request = tuple[Question, str, str]
+ComparisonKind = Literal['algebra', 'reference']
+ComparisonRequest = tuple[ComparisonKind, str, str]
 __all__ = [
     'Comparer',
     'ComparisonError',
-    'Limits',
+    'ComparisonLimits',
     'answer_of',
     'boxed',
     'gold_of',
@@ -64,7 +64,7 @@ def num_processes() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ComparisonLimits:
     """The limits of a comparison.
 
     CPU seconds are the effective limit, so that a busy machine does not change results; wall seconds are a backstop.
@@ -82,7 +82,7 @@ class Limits:
 class Worker:
     """A process that compares answers for one thread at a time. Raise ComparisonError if it cannot be started."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ComparisonLimits) -> None:
         environment = {
             **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
             'PYTHONPATH': os.pathsep.join(map(os.path.abspath, sys.path)),
@@ -110,7 +110,7 @@ class Worker:
             self.stop()
             raise ComparisonError(f'comparing MATH answers needs math-verify and sympy: {ready["error"]}')
 
-    def ask(self, request: Request) -> str:
+    def ask(self, request: ComparisonRequest) -> str:
         """Return the answer to a request. Raise OSError if the process was lost."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(request).encode() + b'\n')
@@ -158,11 +158,11 @@ class Comparer:
     thread starts its worker at the first comparison that does.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+    def __init__(self, limits: ComparisonLimits | None = None) -> None:
+        self._limits = limits or ComparisonLimits()
         self._threads = self._new_threads()
         self._workers: dict[int, Worker] = {}  # by thread: a worker ends with the thread that started it
-        self._known: dict[Request, bool] = {}
+        self._known: dict[ComparisonRequest, bool] = {}
         self._broken: Counter[str] = Counter()  # how often a text broke a limit
 
     def _new_threads(self) -> ThreadPoolExecutor:
@@ -204,7 +204,7 @@ class Comparer:
                 return reference_equal_with(needs_sympy, a, b)
         return self._ask(('reference', a, b))
 
-    def _ask(self, request: Request) -> bool:
+    def _ask(self, request: ComparisonRequest) -> bool:
         """Return whether the two texts of a request are equal, from this thread's worker unless known."""
         known = self._known.get(request)
         if known is not None:
@@ -220,7 +220,7 @@ class Comparer:
         self._known[request] = answer == EQUAL
         return answer == EQUAL
 
-    def _ask_worker(self, request: Request) -> str:
+    def _ask_worker(self, request: ComparisonRequest) -> str:
         """Return the answer of this thread's worker, which is restarted once if lost. Raise ComparisonError."""
         thread = threading.get_ident()
         for is_last_try in (False, True):

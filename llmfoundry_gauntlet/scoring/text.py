@@ -118,7 +118,7 @@ class Quantity:
 @lru_cache(maxsize=65536)
 def number_in(text: str) -> Quantity | None:
     """Return the only number in a text; None if it has none, several, or one that is part of a formula."""
-    text = plain(text)
+    text = without_number_markup(text)
     found = NUMBER.search(text)
     if found is None or len(found[0]) > MAX_CHARACTERS or int(found['divisor'] or 1) == 0:
         return None
@@ -159,7 +159,7 @@ def quantity_of(gold: str) -> Quantity | None:
     return quantity
 
 
-def plain(text: str) -> str:
+def without_number_markup(text: str) -> str:
     """Return a text without the markup that LaTeX and Markdown put around a number."""
     text = BOLD.sub(r'\2', INLINE.sub(r'\2', WRAPPED.sub(r'\1', text)))
     text = FRACTION.sub(r'\1/\2', re.sub(r'(?<=\d)(?=\s*\\[dt]?frac)', ' ', text))
@@ -308,7 +308,11 @@ def is_strictly(answer: str, gold: str, *, normalize: bool) -> bool:
     quantity = quantity_of(gold)
     if quantity is not None:
         return (found := number_in(answer)) is not None and found.agrees_with(quantity)
-    return not FORMULA.search(gold.translate(DASHES)) or SIGN.findall(plain(answer)) == SIGN.findall(plain(gold))
+    if not FORMULA.search(gold.translate(DASHES)):
+        return True
+    signs_of_answer = SIGN.findall(without_number_markup(answer))
+    signs_of_gold = SIGN.findall(without_number_markup(gold))
+    return signs_of_answer == signs_of_gold
 
 
 def is_numeric_match(answer: str, golds: Iterable[str], *, normalize: bool) -> bool:

@@ -182,14 +182,14 @@ def check_all_layouts(model, *, learns: bool) -> CausalLanguageModel:
     ],
 )
 def test_scales_and_caps_after_the_output_layer_are_learned(name: str, tail):
-    """Mutation: always use `same`."""
+    """Mutation: always use `unchanged`."""
     language_model = check_all_layouts(networks.network(name), learns=True)
     logits = torch.linspace(-5, 5, 50)
     torch.testing.assert_close(language_model.tail(logits), tail(logits))
 
 
 def test_a_cap_is_learned_from_logits_too_small_to_show_it():
-    """The function learned from a small model's first step holds later. Mutation: try `same` first."""
+    """The function learned from a small model's first step holds later. Mutation: try `unchanged` first."""
     model = networks.network('gemma2', final_logit_softcapping=30.0, initializer_range=0.003)
     (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
     language_model = CausalLanguageModel(model, device=CPU)

@@ -16,7 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llmfoundry_gauntlet.engine.logits import same
+from llmfoundry_gauntlet.engine.logits import unchanged
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.ranks import prefix_batch
@@ -27,7 +27,7 @@ from llmfoundry_gauntlet.errors import ModelError
 def probed(model) -> CausalLanguageModel:
     """Return a model as the probe leaves it: its logits are those of its output layer."""
     language_model = CausalLanguageModel(model, device=CPU)
-    language_model.tail = same
+    language_model.tail = unchanged
     return language_model
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from llmfoundry_gauntlet.scoring.mathematics import Comparer, ComparisonError, Limits
+from llmfoundry_gauntlet.scoring.mathematics import Comparer, ComparisonError, ComparisonLimits
 
 BOMBS = ('9^{9^{9^9}}', '99999999999!', r'\sum_{n=1}^{10^{9}} \frac{1}{n^n}')
 NESTED = ('(' * 400 + '1' + ')' * 400, r'\sqrt{' * 150 + '2' + '}' * 150, '{' * 500, r'\frac{1}{' * 120, '\\' * 999)
-QUICK = Limits(seconds=1, reference_seconds=2, step_seconds=0.5, processes=1)
+QUICK = ComparisonLimits(seconds=1, reference_seconds=2, step_seconds=0.5, processes=1)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_results_do_not_depend_on_earlier_comparisons():
 
 
 def test_wall_time_is_limited():
-    with closing(Comparer(Limits(seconds=60, wall_seconds=1))) as comparer:
+    with closing(Comparer(ComparisonLimits(seconds=60, wall_seconds=1))) as comparer:
         comparer.equal('x+1', '1+x')
         begin = time.monotonic()
         assert not comparer.equal(BOMBS[0], 'x+1')

@@ -13,7 +13,6 @@ from llmfoundry_gauntlet.scoring.code.lexers import (
     FUNCTIONS,
     WHOLE_EXPORT,
     ProgramEnd,
-    closing_brace,
     defined_name,
     definition_of,
     end_of_definitions,
@@ -23,6 +22,7 @@ from llmfoundry_gauntlet.scoring.code.lexers import (
     masked,
     same_lines,
     top_lines,
+    unopened_brace,
 )
 from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON
 
@@ -134,10 +134,10 @@ def joined_blocks(blocks: Sequence[Block], language: str, target: str) -> str:
         return bodies[-1] if bodies else of_language[0].code
     counts = defining[-1]
     chosen = {counts}
-    names = names_of(codes[counts], language)
+    names = defined_names(codes[counts], language)
     # From the last to the first: of a helper that is written twice the later one counts.
     for place in reversed(range(len(codes))):
-        new_names = names_of(codes[place], language)
+        new_names = defined_names(codes[place], language)
         if place not in defining and not new_names & names and only_defines(codes[place], language):
             chosen.add(place)
             names |= new_names
@@ -150,7 +150,7 @@ def defines(code: str, language: str, target: str) -> bool:
     return is_defined or class_with(code, language, target) is not None
 
 
-def names_of(code: str, language: str) -> set[str]:
+def defined_names(code: str, language: str) -> set[str]:
     """Return the names of the functions and types that code defines at its top level."""
     hidden = masked(code, language)
     names = (defined_name(hidden, start, FUNCTIONS, language) for start in top_lines(hidden, language))
@@ -222,7 +222,7 @@ def function_body(text: str, language: str, *, is_marked: bool) -> CodeAnswer:
     if language == PYTHON:
         return CodeAnswer(python_body(text), is_marked=is_marked)
     body = without_prose_before(text)
-    closing = closing_brace(masked(body, language))
+    closing = unopened_brace(masked(body, language))
     if closing is not None:
         return CodeAnswer(body[:closing] + '\n', is_marked=is_marked)
     # The closing brace of the function is often left out of a block, as the prompt has the opening one.

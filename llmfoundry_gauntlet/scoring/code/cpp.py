@@ -22,8 +22,8 @@ from llmfoundry_gauntlet.scoring.code.sandbox import (
     MIB,
     CannotRun,
     Command,
-    Limits,
     Mount,
+    ProgramLimits,
     Sandbox,
     Undecided,
     file_in_memory,
@@ -37,8 +37,10 @@ _building = threading.Lock()
 FLAGS = '-std=c++17 -w'
 COMMON = f'{FLAGS} -include "$FILES/common.hpp"'
 WITH_CALLS = '-include "$FILES/remote.hpp"'
-BUILD_LIMITS = Limits(cpu_seconds=8, threads=32, file_bytes=64 * MIB, tmp_bytes=256 * MIB)
-HEADER_LIMITS = Limits(cpu_seconds=60, threads=32, file_bytes=512 * MIB, tmp_bytes=600 * MIB, memory_bytes=2048 * MIB)
+BUILD_LIMITS = ProgramLimits(cpu_seconds=8, threads=32, file_bytes=64 * MIB, tmp_bytes=256 * MIB)
+HEADER_LIMITS = ProgramLimits(
+    cpu_seconds=60, threads=32, file_bytes=512 * MIB, tmp_bytes=600 * MIB, memory_bytes=2048 * MIB
+)
 BUILD_SECONDS = 60.0  # for the test, the server and the header; a completion has its own deadline
 KEPT = 32  # problems whose compiled parts are cached
 NOT_BUILT = 'does not compile'
@@ -80,16 +82,16 @@ COMPLETION = '#define main gauntlet_unused_main\n'  # a completion's own main is
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CompiledProblem:
     """The compiled parts shared by all completions of a problem: the test, and the object file that serves calls."""
 
     test: bytes
     server: bytes
 
 
-def build_completion(problem: Problem, code: str, sandbox: Sandbox, deadline: float) -> bytes:
+def build_completion(problem: CompiledProblem, code: str, sandbox: Sandbox, deadline: float) -> bytes:
     """Compile a completion and return its executable. Raise Undecided if it does not compile."""
-    built = build(
+    built = run_script(
         f'{COMPILER} {COMMON} "$FILES/completion.cpp" "$FILES/server.o" -o "$TMPDIR/program" && cat "$TMPDIR/program"',
         header_mounts(sandbox),
         {'completion.cpp': (COMPLETION + code).encode(errors='replace'), 'server.o': problem.server},
@@ -102,7 +104,7 @@ def build_completion(problem: Problem, code: str, sandbox: Sandbox, deadline: fl
 
 
 @functools.lru_cache(maxsize=KEPT)
-def build_problem(program: Program, sandbox: Sandbox) -> Problem:
+def build_problem(program: Program, sandbox: Sandbox) -> CompiledProblem:
     """Compile the parts of a problem.
 
     Raise CannotRun if that fails; with `pairs`, some of which are invalid in the data, raise Undecided.
@@ -119,7 +121,7 @@ def build_problem(program: Program, sandbox: Sandbox) -> Problem:
     deadline = time.monotonic() + BUILD_SECONDS
     try:
         built_test, built_server = [
-            build(
+            run_script(
                 f'{COMPILER} {COMMON} {options} "$FILES/{name}.cpp" -o "$TMPDIR/built" && cat "$TMPDIR/built"',
                 (*header_mounts(sandbox), runner('remote.hpp')),
                 {f'{name}.cpp': source.encode(errors='replace')},
@@ -132,7 +134,7 @@ def build_problem(program: Program, sandbox: Sandbox) -> Problem:
         raise CannotRun(f'the test: {reason}') from None
     if built_test is None or built_server is None:
         raise failure('the test does not compile')
-    return Problem(built_test, built_server)
+    return CompiledProblem(built_test, built_server)
 
 
 def test_of(program: Program, returns: str) -> str:
@@ -154,13 +156,13 @@ def test_of(program: Program, returns: str) -> str:
     return PAIRS.format(overloads='\n'.join(overloads), checks='\n'.join(checks))
 
 
-def build(
+def run_script(
     script: str,
     mounts: Sequence[Mount],
     files: Mapping[str, bytes],
     sandbox: Sandbox,
     deadline: float,
-    limits: Limits = BUILD_LIMITS,
+    limits: ProgramLimits = BUILD_LIMITS,
 ) -> bytes | None:
     """Return the output of a shell script in the sandbox, None if it fails. Raise Undecided on a timeout."""
     with contextlib.ExitStack() as stack:
@@ -200,7 +202,7 @@ def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
     compiled = folder / f'{digest}.gch'
     if not os.path.exists(compiled):
         try:
-            built = build(
+            built = run_script(
                 f'cp "$FILES/common.hpp" "$TMPDIR" && {COMPILER} {FLAGS} -x c++-header "$TMPDIR/common.hpp" '
                 '-o "$TMPDIR/common.hpp.gch" && cat "$TMPDIR/common.hpp.gch"',
                 (header,),

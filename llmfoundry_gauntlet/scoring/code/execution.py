@@ -84,11 +84,11 @@ def workers() -> ThreadPoolExecutor:
 def submit(run: Callable[..., Result], *arguments: Any) -> Future[Result]:
     """Run a program in the thread pool."""
     future = workers().submit(run, *arguments)
-    future.add_done_callback(_count)
+    future.add_done_callback(_count_program)
     return future
 
 
-def _count(_: Future[Any]) -> None:
+def _count_program(_: Future[Any]) -> None:
     global _num_programs_run
     with _lock:
         _num_programs_run += 1

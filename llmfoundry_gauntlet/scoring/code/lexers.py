@@ -167,7 +167,7 @@ def top_lines(code: str, language: str) -> tuple[int, ...]:
     found = []
     depth = 0
     is_continued = False
-    for start, line in lines_of(code):
+    for start, line in lines_with_starts(code):
         restarts = RESTARTS[language].match(line)
         if restarts:
             depth = 0
@@ -181,7 +181,7 @@ def top_lines(code: str, language: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def lines_of(text: str) -> Iterator[tuple[int, str]]:
+def lines_with_starts(text: str) -> Iterator[tuple[int, str]]:
     """Yield the start of every line and the line; only a line feed ends one."""
     start = 0
     for line in text.split('\n'):
@@ -202,7 +202,7 @@ def definition_of(code: str, language: str, target: str) -> int | None:
 
     In JavaScript what a whole module exports also counts, in Python any value of that name.
     """
-    closing = None if language == PYTHON else closing_brace(code)  # of the function that the prompt began
+    closing = None if language == PYTHON else unopened_brace(code)  # of the function that the prompt began
     for start in top_lines(code, language):
         if closing is not None and start >= closing:
             return None
@@ -216,7 +216,7 @@ def definition_of(code: str, language: str, target: str) -> int | None:
     return None
 
 
-def closing_brace(code: str) -> int | None:
+def unopened_brace(code: str) -> int | None:
     """Return the end of the first closing brace in masked code that the code did not open, None without one."""
     depth = 0
     for found in re.finditer(r'[{}]', code):
@@ -324,7 +324,7 @@ class ProgramEnd:
         if defined is not None:
             end = end_of_definitions(code, self.language, defined)
             return fence if end is None else end
-        return None if self.language == PYTHON else closing_brace(code)
+        return None if self.language == PYTHON else unopened_brace(code)
 
     def may_end(self, text: str, start: int) -> bool:
         """Return whether characters from `start` on may be what ends a program. It is quick, and may rarely be wrong.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from llmfoundry_gauntlet.scoring.code.sandbox import INSIDE, Command, Limits, Mount
+from llmfoundry_gauntlet.scoring.code.sandbox import INSIDE, Command, Mount, ProgramLimits
 
 RUNNERS = Path(__file__).parent / 'runners'
 COMPILER = 'g++'
@@ -81,7 +81,7 @@ def python_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
         arguments=(program, '-I', '-S', '-B', script, role, *map(str, descriptors)),
         mounts=(*mounts, script),
         hidden=hidden,
-        limits=Limits(open_files=OPEN_FILES + len(descriptors)),
+        limits=ProgramLimits(open_files=OPEN_FILES + len(descriptors)),
         may_fork=role == TESTS,
     )
 
@@ -97,7 +97,7 @@ def node_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
     """Return the command of a Node process. Its address space is not limited: Node reserves more than it uses."""
     program, mounts = node_mounts()
     script = runner('node_runner.js')
-    limits = Limits(counts_reserved=False, open_files=OPEN_FILES + len(descriptors))
+    limits = ProgramLimits(counts_reserved=False, open_files=OPEN_FILES + len(descriptors))
     return Command(
         arguments=(program, '--max-old-space-size=512', '--no-addons', script, role, *map(str, descriptors)),
         mounts=(*mounts, script, runner('node_calls.js')),
@@ -174,7 +174,7 @@ class Begun(NamedTuple):
     @property
     def names(self) -> list[str]:
         """Return the names of the parameters. Raise ValueError for a parameter without one."""
-        return [name_of(part) for part in split_parameters(self.parameters)]
+        return [parameter_name(part) for part in split_parameters(self.parameters)]
 
 
 def make_program(
@@ -237,7 +237,7 @@ def split_parameters(text: str) -> list[str]:
     return [part.strip() for part in (*parts, text[start:]) if part.strip()]
 
 
-def name_of(parameter: str) -> str:
+def parameter_name(parameter: str) -> str:
     """Return the name of a parameter."""
     found = re.search(r'(\w+)\s*(?:\[\s*\]\s*)?$', parameter.split('=')[0].strip())
     if found is None:

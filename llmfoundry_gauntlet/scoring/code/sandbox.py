@@ -145,7 +145,7 @@ def bpf_program(machine: str, code: Sequence[Instruction]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ProgramLimits:
     """The limits of one program; with `counts_reserved` memory is address space, otherwise writable memory only."""
 
     cpu_seconds: int = 5
@@ -190,7 +190,7 @@ class Command:
     arguments: tuple[str | Mount, ...]
     mounts: tuple[Mount, ...] = ()
     hidden: tuple[str, ...] = ()
-    limits: Limits = Limits()
+    limits: ProgramLimits = ProgramLimits()
     may_fork: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -291,7 +291,7 @@ class Sandbox:
                 stdout=stdout,
                 stderr=errors,
                 cwd=folder or '/',
-                env={**environment(folder), **command.environment},
+                env={**environment_variables(folder), **command.environment},
                 pass_fds=[*pass_fds, *opened, *command.descriptors],
                 start_new_session=True,
             )
@@ -352,7 +352,7 @@ class Sandbox:
         return ['setpriv', f'--reuid={user}', f'--regid={user}', '--clear-groups', '--inh-caps=-all', '--']
 
 
-def prlimit(limits: Limits, *, counts_threads: bool) -> list[str]:
+def prlimit(limits: ProgramLimits, *, counts_threads: bool) -> list[str]:
     """Return the command that sets limits."""
     memory = 'as' if limits.counts_reserved else 'data'
     line = ['prlimit', f'--{memory}={limits.memory_bytes}', f'--cpu={limits.cpu_seconds}', '--core=0']
@@ -384,7 +384,7 @@ def parents(target: str) -> list[str]:
     return [str(folder) for folder in Path(target).parents if str(folder) != '/' and not folder.is_relative_to('/usr')]
 
 
-def environment(folder: str | None) -> dict[str, str]:
+def environment_variables(folder: str | None) -> dict[str, str]:
     """Return the environment variables of a program; `folder` is its private folder if there is no isolation."""
     own = folder or '/tmp'
     path = '/usr/local/bin:/usr/bin:/bin'
