@@ -14,7 +14,7 @@ import typer
 from llmfoundry_gauntlet.cli.data import data_commands
 from llmfoundry_gauntlet.cli.explain import explain
 from llmfoundry_gauntlet.cli.inspect import ls, validate
-from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, Command
+from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, CliCommand
 from llmfoundry_gauntlet.cli.report import compare, report, show
 from llmfoundry_gauntlet.cli.run import evaluate, export, run, train
 from llmfoundry_gauntlet.cli.watch import watch
@@ -59,8 +59,8 @@ def root(
 
 
 for command in (ls, explain, validate, run, train, watch, show, compare, report, export):
-    app.command(cls=Command)(command)
-app.command('eval', cls=Command)(evaluate)
+    app.command(cls=CliCommand)(command)
+app.command('eval', cls=CliCommand)(evaluate)
 app.add_typer(data_commands, name='data')
 
 

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import CHECK_FAILED, GAUNTLET_TASKS, Command, check_options, print_warnings, takes
+from llmfoundry_gauntlet.cli.options import (
+    CHECK_FAILED,
+    GAUNTLET_TASKS,
+    CliCommand,
+    check_options,
+    print_warnings,
+    takes,
+)
 from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.data.published import (
     DataFile,
-    Outcome,
+    FileState,
     fetch_file,
     find,
     import_file,
@@ -41,7 +48,9 @@ Against = Annotated[
         '--against', help='Training text to look for the rows in: a file of text or JSON lines, or a folder of them.'
     ),
 ]
-Names = Annotated[list[str] | None, typer.Argument(metavar='NAME', help='Tasks, categories or files. Default: all.')]
+FileNames = Annotated[
+    list[str] | None, typer.Argument(metavar='NAME', help='Tasks, categories or files. Default: all.')
+]
 
 
 def possible(path: Path) -> Path:
@@ -56,7 +65,7 @@ Overwrite = Annotated[bool, typer.Option('--overwrite', help='Replace files in -
 
 
 @takes()
-def check(
+def check_data(
     context: typer.Context,
     against: Against = None,
     solutions: Annotated[
@@ -82,9 +91,9 @@ def check(
     """
     check_options(context, needs={'sandbox': ('solutions',)}, excludes={'solutions': ('score', 'against')})
     if solutions:
-        check_programs(tasks, data_root, sandbox, as_json)
+        run_solutions(tasks, data_root, sandbox, as_json)
         return
-    from llmfoundry_gauntlet.data.checks import check_files, training_files
+    from llmfoundry_gauntlet.data.checks import check_task_files, training_files
     from llmfoundry_gauntlet.data.score_rows import FILES
     from llmfoundry_gauntlet.evaluation.suite import load_suite
     from llmfoundry_gauntlet.tasks.checked_rows import read_files
@@ -104,7 +113,7 @@ def check(
     suite = load_suite(entries or None, None, datasets or None)
     print_warnings(suite.warnings, err=as_json)
     problems: list[str] = []
-    checked, overlap = check_files(list(read_files(suite.tasks, data_root, problems)), texts)
+    checked, overlap = check_task_files(list(read_files(suite.tasks, data_root, problems)), texts)
     if as_json:
         print_json({'files': checked, 'absent': absent, 'problems': problems, 'overlap': overlap})
     else:
@@ -172,7 +181,7 @@ def print_rows(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, f
     Console(width=width, highlight=False, markup=False).print(table)
 
 
-def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:
+def run_solutions(tasks: Path | None, data_root: str, sandbox: str, as_json: bool) -> None:
     """Run the canonical solutions of code tasks. Raise typer.Exit if one fails."""
     from llmfoundry_gauntlet.evaluation.inputs import load_inputs, with_programs
     from llmfoundry_gauntlet.results.external import check_solutions
@@ -201,9 +210,9 @@ def check_programs(tasks: Path | None, data_root: str, sandbox: str, as_json: bo
 
 
 @takes()
-def ls(
+def list_files(
     context: typer.Context,
-    names: Names = None,
+    names: FileNames = None,
     urls: Annotated[bool, typer.Option('--urls', help='Print the addresses alone, one per line.')] = False,
     *,
     data_root: str,
@@ -259,7 +268,7 @@ def presence(path: Path) -> str:
 def fetch(
     context: typer.Context,
     to: To,
-    names: Names = None,
+    names: FileNames = None,
     retries: Annotated[int, typer.Option(min=0, help='How many times a download that failed is tried again.')] = 3,
     overwrite: Overwrite = False,
     offline: Annotated[
@@ -279,10 +288,10 @@ def fetch(
     variable = next((name for name in OFFLINE_VARIABLES if os.environ.get(name, '').lower() in YES), None)
     if offline or variable is not None:
         typer.echo(f'offline{"" if offline else f", as {variable} is set"}: nothing is downloaded')
-        outcomes = (look(file, to) for file in files)
+        states = (look(file, to) for file in files)
     else:
-        outcomes = (fetch_file(file, to, overwrite=overwrite, num_retries=retries) for file in files)
-    statuses = print_outcomes(outcomes, files)
+        states = (fetch_file(file, to, overwrite=overwrite, num_retries=retries) for file in files)
+    statuses = print_states(states, files)
     if not statuses.isdisjoint(('failed', 'missing', 'other bytes')):
         raise typer.Exit(CHECK_FAILED)
 
@@ -290,7 +299,7 @@ def fetch(
 def import_files(
     folder: Annotated[str, typer.Argument(help='A clone of llm-foundry, any folder with the files, or its URL.')],
     to: To,
-    names: Names = None,
+    names: FileNames = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Copy files with the published names and hashes, anywhere below a folder, into a data root.
@@ -302,8 +311,8 @@ def import_files(
     """
     files = select_files(names or ())
     places = list_copies(files, folder)
-    outcomes = (import_file(file, places[file.path], to, overwrite=overwrite) for file in files)
-    statuses = print_outcomes(outcomes, files)
+    states = (import_file(file, places[file.path], to, overwrite=overwrite) for file in files)
+    statuses = print_states(states, files)
     if 'failed' in statuses:
         raise typer.Exit(CHECK_FAILED)
     if statuses == {'missing'}:
@@ -314,7 +323,7 @@ def import_files(
 @takes()
 def verify(
     folder: Annotated[str, typer.Argument(help='A data root, a clone of llm-foundry, any folder, or its URL.')],
-    names: Names = None,
+    names: FileNames = None,
     *,
     as_json: bool,
 ) -> None:
@@ -326,10 +335,10 @@ def verify(
     """
     files = select_files(names or ())
     places = list_copies(files, folder)
-    outcomes = (find(file, places[file.path])[0] for file in files)
+    states = (find(file, places[file.path])[0] for file in files)
     if as_json:
-        found = list(outcomes)
-        statuses = {outcome.status for outcome in found}
+        found = list(states)
+        statuses = {state.status for state in found}
         listed = [
             {'path': one.file.path, 'task': one.file.task, 'status': one.status, 'found': one.place or None}
             | {'detail': one.detail or None}
@@ -337,12 +346,12 @@ def verify(
         ]
         print_json({'folder': folder, 'files': listed})
     else:
-        statuses = print_outcomes(outcomes, files)
+        statuses = print_states(states, files)
     if 'other bytes' in statuses:
         raise typer.Exit(CHECK_FAILED)
 
 
-def print_outcomes(outcomes: Iterable[Outcome], files: Sequence[DataFile]) -> set[str]:
+def print_states(states: Iterable[FileState], files: Sequence[DataFile]) -> set[str]:
     """Print a line for each finished file, then the counts; return the statuses. Failures go to standard error.
 
     Lines of files that are missing or differ from the published ones include the address.
@@ -350,10 +359,10 @@ def print_outcomes(outcomes: Iterable[Outcome], files: Sequence[DataFile]) -> se
     width = max(len(file.path) for file in files)
     statuses: list[str] = []
     failures = []
-    for outcome in outcomes:
-        status, file = outcome.status, outcome.file
+    for state in states:
+        status, file = state.status, state.file
         statuses.append(status)
-        detail = ': '.join(filter(None, (outcome.place, outcome.detail))) if outcome.detail else ''
+        detail = ': '.join(filter(None, (state.place, state.detail))) if state.detail else ''
         if status == 'failed':
             failures.append(f'error: {file.path}: {detail}')
             detail = ''
@@ -374,6 +383,8 @@ def print_json(value: Any) -> None:
 
 
 data_commands = typer.Typer(help='The evaluation files.', no_args_is_help=True)
-for command in (check, fetch, ls, verify):
-    data_commands.command(cls=Command)(command)
-data_commands.command('import', cls=Command)(import_files)
+data_commands.command('check', cls=CliCommand)(check_data)
+data_commands.command('fetch', cls=CliCommand)(fetch)
+data_commands.command('ls', cls=CliCommand)(list_files)
+data_commands.command('verify', cls=CliCommand)(verify)
+data_commands.command('import', cls=CliCommand)(import_files)

@@ -221,7 +221,7 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
         ((request.context,), (NO_IDS,)) if preparation.task.generates else (request.contexts, request.continuations)
     )
     own = aligned(fitted.contexts, len(continuations))  # the example's part of contexts, before truncation
-    rows = tuple(map(partial(row_of, encoder.tokenizer), contexts, own, continuations))
+    rows = tuple(map(partial(label_tokens, encoder.tokenizer), contexts, own, continuations))
     warnings = []
     if lost := len(asked[1]) - fitted.prompt.num_shots:
         warnings.append(f'shortened: {lost} shots dropped to fit the prompt into {preparation.max_seq_len} tokens')
@@ -250,7 +250,7 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
     )
 
 
-def row_of(tokenizer: Any, context: Ids, own: Ids, continuation: Ids) -> tuple[Token, ...]:
+def label_tokens(tokenizer: Any, context: Ids, own: Ids, continuation: Ids) -> tuple[Token, ...]:
     """Return the tokens of a row, each labelled with its part of the prompt."""
     special = set(tokenizer.all_special_ids)
     num_before = max(0, len(context) - len(own))  # instruction and shots; truncation keeps the end of the question
@@ -345,7 +345,7 @@ def show_scoring(
     if answer is None:
         typer.echo('  --answer TEXT shows the score of a generation')
         return
-    result = scored(task, asked, examples, answer, settings)
+    result = score_text_answer(task, asked, examples, answer, settings)
     shown = {
         'generation, up to its stop': result.text,
         'extracted answer': result.answer,
@@ -381,15 +381,15 @@ def ends_of_generation(stops: StopRule) -> list[str]:
     return [*found, 'with the end of text']
 
 
-def scored(
+def score_text_answer(
     task: Task, asked: Example, examples: Sequence[Example], answer: str, settings: EvaluationSettings
 ) -> ItemResult:
     """Score a generation. Raise ConfigError if it cannot be scored or its program cannot be run."""
     from llmfoundry_gauntlet.results.external import Answer, AnswerError, score_answer
-    from llmfoundry_gauntlet.tasks.code import check_programs
+    from llmfoundry_gauntlet.tasks.code import sandbox_of
     from llmfoundry_gauntlet.tasks.items import untokenized_items
 
-    sandbox, reasons = check_programs([task], {task.key: examples}, settings.sandbox)
+    sandbox, reasons = sandbox_of([task], {task.key: examples}, settings.sandbox)
     if reasons:
         raise ConfigError(f'{task.key}: its programs cannot be run here: {reasons[task.key]}')
     item, _ = next(untokenized_items(task, examples, [asked]))

@@ -125,14 +125,14 @@ def validate(
         raise ConfigError('nothing to check: give at least one of --tasks, --gauntlet and --score')
     check_options(context, needs={'data_root': ('tasks', 'score')}, excludes={'no_data': ('data_root',)})
     try:
-        check(tasks, gauntlet, score, None if no_data else data_root)
+        check_suite(tasks, gauntlet, score, None if no_data else data_root)
     except GauntletError as error:
         print_problems(error)
         raise typer.Exit(CHECK_FAILED) from error
     typer.echo('no errors')
 
 
-def check(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
+def check_suite(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:
     """Print a summary and all warnings; read the data if `data_root` is given.
 
     Raise ConfigError or DataError with every problem found, those in data of valid tasks included.

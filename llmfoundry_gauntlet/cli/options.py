@@ -19,9 +19,9 @@ from typer.core import TyperCommand
 from llmfoundry_gauntlet.config.resources import PACKAGE
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError
 
-Names = tuple[str, ...]
+OptionNames = tuple[str, ...]
 Function = TypeVar('Function', bound=Callable[..., None])
-NOTHING: Mapping[str, Names] = {}
+NOTHING: Mapping[str, OptionNames] = {}
 DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's parameter sources for values that the user did not give
 SETTINGS = {
     'limit': 'subset_items',
@@ -48,7 +48,7 @@ CHAT = ('apply_chat_template', 'chat_template_kwargs', 'system_prompt', 'fewshot
 MODEL = ('tokenizer', 'model_config', 'dtype', 'trust_remote_code', 'device', 'precision', 'fsdp')
 
 
-class Form(StrEnum):
+class OutputFormat(StrEnum):
     """Output formats of scores."""
 
     TABLE = 'table'
@@ -127,7 +127,7 @@ class Options:
     dry_run: bool = Option(
         False, '--dry-run', help='Only print items, tokens and estimated time, also of subsets by precision.'
     )
-    form: Form = Option(Form.TABLE, '--format', help='Output format of the scores.')
+    form: OutputFormat = Option(OutputFormat.TABLE, '--format', help='Output format of the scores.')
     as_json: bool = Option(False, '--json', help='Print JSON instead of text.')
 
 
@@ -149,7 +149,7 @@ def takes(*names: str) -> Callable[[Function], Function]:
     return add
 
 
-class Command(TyperCommand):
+class CliCommand(TyperCommand):
     """A command whose error messages name options (`--limit`) instead of settings (`subset_items`)."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -222,8 +222,8 @@ def from_json(name: str, text: str) -> Any:
 def check_options(
     context: typer.Context,
     *,
-    needs: Mapping[str, Names] = NOTHING,
-    excludes: Mapping[str, Names] = NOTHING,
+    needs: Mapping[str, OptionNames] = NOTHING,
+    excludes: Mapping[str, OptionNames] = NOTHING,
     problems: Sequence[str] = (),
 ) -> None:
     """Raise one ConfigError with the `problems` and every given option that would have no effect.

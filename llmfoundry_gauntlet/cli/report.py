@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import Form, check_options, takes
+from llmfoundry_gauntlet.cli.options import OutputFormat, check_options, takes
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
 
@@ -68,7 +68,7 @@ def compare(
         bool, typer.Option('--allow-missing', help='Compare tasks over the items that are scored.')
     ] = False,
     *,
-    form: Form,
+    form: OutputFormat,
 ) -> None:
     """Compare runs with the first, item by item, with standard errors; or show the trend of one run over checkpoints.
 
@@ -91,7 +91,7 @@ def compare(
         printing.print_trends(comparison.trends(found, metric=metric, allow_missing=allow_missing), form)
         return
     first, *others = [read_run(find_results(folder)[-1][0]) for folder in runs]
-    compared = [comparison.compare(first, other, metric=metric, allow_missing=allow_missing) for other in others]
+    compared = [comparison.compare_runs(first, other, metric=metric, allow_missing=allow_missing) for other in others]
     printing.print_comparisons(comparison.corrected(compared), metric, form)
 
 

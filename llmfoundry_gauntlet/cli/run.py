@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.cli.options import (
     MODEL,
     RUNNING,
     SELECTION,
-    Form,
+    OutputFormat,
     check_options,
     print_warnings,
     settings_of,
@@ -55,7 +55,7 @@ def run(
     allow_missing: bool,
     overwrite: bool,
     dry_run: bool,
-    form: Form,
+    form: OutputFormat,
     **given: Any,
 ) -> None:
     """Evaluate a model, score generations from another engine, or recompute the metrics of an earlier run.
@@ -159,7 +159,7 @@ def check_everything(model: str | None, settings: Mapping[str, Any]) -> None:
     collected.raise_all()
 
 
-def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dry_run: bool) -> None:
+def evaluate_or_estimate(model: str, settings: dict[str, Any], form: OutputFormat, *, dry_run: bool) -> None:
     """Evaluate a model, or print an estimate of the cost. Raise GauntletError."""
     from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, nothing_written, with_remedy
 
@@ -185,7 +185,7 @@ def evaluate_or_estimate(model: str, settings: dict[str, Any], form: Form, *, dr
 
 
 def score_outputs(
-    outputs: Path, out: Path, settings: dict[str, Any], form: Form, *, allow_missing: bool, overwrite: bool
+    outputs: Path, out: Path, settings: dict[str, Any], form: OutputFormat, *, allow_missing: bool, overwrite: bool
 ) -> None:
     """Score the generations in a file and write the records. Raise GauntletError."""
     from llmfoundry_gauntlet.evaluation.inputs import load_inputs
@@ -200,7 +200,7 @@ def score_outputs(
     with collected:
         answers = read_answers(outputs)
     collected.raise_all()
-    print_warnings(data.warnings, err=form in (Form.CSV, Form.JSON))
+    print_warnings(data.warnings, err=form in (OutputFormat.CSV, OutputFormat.JSON))
     evaluation = score_answers(data, answers, allow_missing=allow_missing)
     model = {'name': str(outputs), 'class': None, 'num_parameters': None}
     write_records(out, evaluation, model=model, environment={'python': platform.python_version()}, training=None)

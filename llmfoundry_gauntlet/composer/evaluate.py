@@ -33,7 +33,7 @@ from llmfoundry_gauntlet.config.run import DIST_TIMEOUT, SETTINGS, ModelSettings
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import describe, read_yaml, suggestion
 from llmfoundry_gauntlet.errors import Collected, ConfigError, GauntletError, UnwrittenError, print_problems
-from llmfoundry_gauntlet.evaluation.inputs import check_files
+from llmfoundry_gauntlet.evaluation.inputs import check_named_files
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import check_out
 from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, with_remedy
@@ -222,7 +222,7 @@ def read_config(path: str, overrides: list[str]) -> Mapped:
                 check_keys(arguments, path)
     if collected.errors:
         with collected:  # what the files hold is checked later, unless this ends here
-            check_files(mapped.values)
+            check_named_files(mapped.values)
     collected.raise_all()
     return mapped
 

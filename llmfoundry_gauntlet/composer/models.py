@@ -34,7 +34,7 @@ from llmfoundry_gauntlet.composer.checkpoints import (
 )
 from llmfoundry_gauntlet.config.run import ModelSettings
 from llmfoundry_gauntlet.config.yaml import InvalidValuesError, describe, suggestion
-from llmfoundry_gauntlet.data.hub import download_weights, find_folder, find_model, is_from_hub
+from llmfoundry_gauntlet.data.hub import download_weights, find_model, find_model_folder, is_from_hub
 from llmfoundry_gauntlet.data.stores import scheme_of
 from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError, tokenizer_errors
 from llmfoundry_gauntlet.types import TrainingPoint
@@ -47,7 +47,7 @@ TOKENIZER_SUFFIXES = ('.model', '.tiktoken')
 
 def load_config(name: str, settings: ModelSettings) -> PretrainedConfig:
     """Load a model configuration by folder or name, and apply the overrides. Raise ConfigError or ModelError."""
-    folder = find_folder(name)
+    folder = find_model_folder(name)
     check_objects(folder, CONFIG)
     with model_errors(f'{place_of(folder, CONFIG)}: the model configuration cannot be loaded'):
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=settings.trust_remote_code)
@@ -67,7 +67,7 @@ def with_overrides(config: PretrainedConfig, overrides: Mapping[str, Any]) -> Pr
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Load a tokenizer by folder or name. Raise ModelError."""
-    folder = find_folder(name)
+    folder = find_model_folder(name)
     if not any(path.name.startswith(OF_TOKENIZER) or path.suffix in TOKENIZER_SUFFIXES for path in folder.iterdir()):
         raise ModelError(f'{name}: has no tokenizer; give one with --tokenizer, a folder or a name on the hub')
     check_objects(folder, TOKENIZER, TOKENIZER_CONFIG, 'special_tokens_map.json', 'added_tokens.json')
@@ -154,7 +154,7 @@ def open_model(model: str, **settings: Any) -> Iterator[ModelSource]:
     except InvalidValuesError as error:
         raise ConfigError(error.problems) from error
     if wanted.adapter is not None:
-        find_folder(wanted.adapter)  # raises before anything is loaded
+        find_model_folder(wanted.adapter)  # raises before anything is loaded
     if not scheme_of(model):
         yield open_local(find_model(model, revision=wanted.revision), wanted)
         return
@@ -207,7 +207,7 @@ def load_weights(
 
 def with_adapter(network: Any, name: str) -> Any:
     """Merge a PEFT adapter into a model's weights and return the model. Raise ModelError."""
-    folder = find_folder(name)
+    folder = find_model_folder(name)
     if not (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(f'{name}: has no {ADAPTER_CONFIG}; allowed: the folder or name of a PEFT adapter')
     try:

@@ -190,7 +190,7 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
     if settings.get('interval') == [] and own.get('interval') is None:  # llm-foundry's "never"
         callbacks.pop(CALLBACK, None)
     else:
-        callbacks[CALLBACK] = joined(settings, own, f'callbacks.{CALLBACK}.', notes)
+        callbacks[CALLBACK] = merge_settings(settings, own, f'callbacks.{CALLBACK}.', notes)
     return notes.mapped({**given, 'callbacks': callbacks})
 
 
@@ -202,7 +202,7 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
     """
     notes = Notes(source)
     values = {key: value for key, value in values.items() if value is not None}
-    found = listed(values, notes)
+    found = model_entries(values, notes)
     top = MODEL_KEYS if found is not None else ('model_name', 'load_path')
     ours = {key for key in values if key not in EVALUATION_KEYS} | {*MODEL_KEYS} - {*top}
     if found is None:
@@ -210,7 +210,7 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
             if key in values:
                 notes.add(key, 'belongs to models, or to a model that is a mapping with a name')
     settings = icl_settings(values, notes, num_ranks=num_ranks)
-    settings = joined(settings, {key: value for key, value in values.items() if key in ours}, '', notes)
+    settings = merge_settings(settings, {key: value for key, value in values.items() if key in ours}, '', notes)
     if found is not None and 'model_config' in settings:
         notes.add('model_config', "belongs to a 'model' that is a path, not to models")
     notes.no_effect(NO_EFFECT, values)
@@ -222,7 +222,7 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
         notes.lines.append(f'out is not given -> out: {settings["out"]}')
     listings = [listed_model(entry, index, notes, settings) for index, entry in enumerate(found or ())]
     models = tuple(model for model in listings if model is not None)
-    check_folders(models, notes)
+    check_output_folders(models, notes)
     return notes.mapped(settings, models)
 
 
@@ -301,7 +301,7 @@ def located(value: Any, key: str, notes: Notes) -> Any:
     return None if found is None else str(found)
 
 
-def joined(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, notes: Notes) -> dict[str, Any]:
+def merge_settings(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, notes: Notes) -> dict[str, Any]:
     """Return the merged settings; a key with different values in both is a problem."""
     own = {key: value for key, value in own.items() if value is not None or key not in settings}
     for key in settings.keys() & own.keys():
@@ -313,7 +313,7 @@ def joined(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, note
     return {**settings, **own}
 
 
-def listed(values: Mapping[str, Any], notes: Notes) -> list[Any] | None:
+def model_entries(values: Mapping[str, Any], notes: Notes) -> list[Any] | None:
     """Return the entries of `models`, or the one top-level `model`; None if the file uses our own keys."""
     models = values.get('models')
     if models is None and isinstance(values.get('model'), Mapping):
@@ -368,7 +368,7 @@ def check_tokenizer(tokenizer: FoundryTokenizer, path: str, notes: Notes) -> Non
         notes.add(f'{path}.kwargs.{key}', OTHER_ARGUMENT)
 
 
-def check_folders(models: tuple[ListedModel, ...], notes: Notes) -> None:
+def check_output_folders(models: tuple[ListedModel, ...], notes: Notes) -> None:
     """Add a problem for each pair of models whose folders are the same or nested."""
     for index, model in enumerate(models):
         for other in models[:index]:

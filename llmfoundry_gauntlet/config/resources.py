@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from llmfoundry_gauntlet.errors import ConfigError
 
-Item = TypeVar('Item')
+Entry = TypeVar('Entry')
 
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = ('yamls', 'eval_data')
@@ -96,7 +96,7 @@ def load_installed(group: str) -> dict[str, Any]:
     return loaded
 
 
-def call_installed(group: str, name: str, kind: type[Item], *arguments: Any) -> list[Item]:
+def call_installed(group: str, name: str, kind: type[Entry], *arguments: Any) -> list[Entry]:
     """Call an entry point's function and return its items. Raise ConfigError if one is not of this kind."""
     function = load_installed(group)[name]
     allowed = f'allowed: a function that returns {kind.__name__} objects'

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from llmfoundry_gauntlet.config.resources import path_problems
-from llmfoundry_gauntlet.config.settings import EvaluationSettings, plain
+from llmfoundry_gauntlet.config.settings import EvaluationSettings, paths_as_text
 from llmfoundry_gauntlet.config.yaml import Problems, decode_partly, describe, raise_invalid_values, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 
@@ -108,7 +108,7 @@ def decode_run(
 
     `further` are more keys to suggest for an unknown one.
     """
-    values = {name: plain(value) for name, value in values.items()}
+    values = {name: paths_as_text(value) for name, value in values.items()}
     problems = Problems(source)
     run: RunSettings | None = decode_partly(
         RunSettings, {key: values[key] for key in values if key in OF_RUN}, '', problems

@@ -118,7 +118,7 @@ class ScoreSpec:
     @property
     def applied(self) -> tuple[str, ...]:
         """Return the perturbations to run: the paper's in its order, then those of plugins."""
-        wanted = in_order(self.perturbations or PERTURBATIONS)
+        wanted = sort_perturbations(self.perturbations or PERTURBATIONS)
         return tuple(name for name in wanted if name not in self.does_not_apply)
 
     @property
@@ -127,7 +127,7 @@ class ScoreSpec:
         return f'score_{self.dataset}'
 
 
-def in_order(perturbations: Collection[str]) -> tuple[str, ...]:
+def sort_perturbations(perturbations: Collection[str]) -> tuple[str, ...]:
     """Return the paper's perturbations in its order, then the others."""
     others = [name for name in perturbations if name not in PERTURBATIONS]
     return (*(name for name in PERTURBATIONS if name in perturbations), *others)
@@ -185,7 +185,7 @@ def merge(specs: Mapping[int, ScoreSpec], problems: Problems) -> dict[int, Score
         if replace(spec, perturbations=None) != replace(other, perturbations=None):
             problems.add(f'{SCORE_KEY}[{index}]', f'duplicate dataset {spec.dataset} with different settings')
         names = {*(spec.perturbations or PERTURBATIONS), *(other.perturbations or PERTURBATIONS)}
-        merged[place] = replace(other, perturbations=in_order(sorted(names)))
+        merged[place] = replace(other, perturbations=sort_perturbations(sorted(names)))
     return merged
 
 

@@ -250,7 +250,7 @@ def chat_problems(settings: EvaluationSettings) -> Iterator[str]:
 
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
     """Return settings from plain values and paths; accept a single interval or name for a list. Raise ConfigError."""
-    values = {key: plain(value) for key, value in values.items()}
+    values = {key: paths_as_text(value) for key, value in values.items()}
     for key in ('only', 'log', 'interval', 'reasoning_markers'):
         if isinstance(values.get(key), (str, int)):  # the error for a number says which words are allowed
             values[key] = [str(values[key])]
@@ -281,8 +281,8 @@ def is_interval(entry: str) -> bool:
     return share is not None and 0 < float(share[1]) <= 1
 
 
-def plain(value: Any) -> Any:
+def paths_as_text(value: Any) -> Any:
     """Convert paths to text, also inside lists; return other values unchanged."""
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [paths_as_text(item) for item in value]
     return str(value) if isinstance(value, Path) else value

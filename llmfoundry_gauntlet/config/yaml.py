@@ -255,7 +255,7 @@ def describe(value: Any) -> str:
 
 
 def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Any:
-    """Return a YAML file's mapping with `key=value` overrides, to be resolved by `plain`. Raise ConfigError."""
+    """Return a YAML file's mapping with `key=value` overrides, interpolations unresolved. Raise ConfigError."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -290,7 +290,7 @@ def check_top(path: Path) -> None:
         raise ConfigError(f'{path}: is {kind} at its top; allowed: a mapping')
 
 
-def plain(content: Any, where: str, key: str | None = None) -> Any:
+def resolve_interpolations(content: Any, where: str, key: str | None = None) -> Any:
     """Return the mapping, or one of its values, as plain Python with interpolations resolved.
 
     Raise ConfigError naming `where`.
@@ -308,7 +308,7 @@ def plain(content: Any, where: str, key: str | None = None) -> Any:
 
 def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return a whole YAML file as plain Python. Raise ConfigError."""
-    content: dict[str, Any] = plain(open_yaml(path, overrides), str(path))
+    content: dict[str, Any] = resolve_interpolations(open_yaml(path, overrides), str(path))
     return content
 
 
@@ -366,7 +366,7 @@ def read_mapping(path: Path, key: str, problems: Problems) -> Any:
     try:
         content = open_yaml(path)
         if key in content:
-            node = plain(content, f'{path}: {key}', key)
+            node = resolve_interpolations(content, f'{path}: {key}', key)
             if node is None:
                 problems.add(key, 'is empty')
             return node

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.data.readers import opened
+from llmfoundry_gauntlet.data.readers import open_source
 from llmfoundry_gauntlet.data.score_rows import LETTERS
 from llmfoundry_gauntlet.data.stores import is_remote
 from llmfoundry_gauntlet.errors import DataError
@@ -75,7 +75,7 @@ class TaskFile:
     rows: tuple[CheckedRow, ...]
 
 
-def check_files(files: Sequence[TaskFile], texts: Sequence[str]) -> tuple[list[Record], Record | None]:
+def check_task_files(files: Sequence[TaskFile], texts: Sequence[str]) -> tuple[list[Record], Record | None]:
     """Return the counts and findings of each file, and the rows that occur in training texts, if any are given."""
     checked = [check_file(file) for file in files]
     overlap = find_overlap(files, texts) if texts and files else None
@@ -94,11 +94,15 @@ def check_file(file: TaskFile) -> Record:
     `num_conflicts` the repeated prompts that have more than one right answer.
     """
     rows = file.rows
-    duplicates = [row.line for group in repeated(rows, 'digest') for row in group[1:]]
-    by_prompt = repeated(rows, 'prompt')
+    duplicates = [row.line for group in group_duplicates(rows, 'digest') for row in group[1:]]
+    by_prompt = group_duplicates(rows, 'prompt')
     later = [row.line for group in by_prompt for row in group[1:]]
     conflicts = [group for group in by_prompt if has_conflict(group)]
-    contradictory = [group[0].line for group in conflicts if any(map(has_conflict, repeated(group, 'question')))]
+    contradictory = []
+    for group in conflicts:
+        by_question = group_duplicates(group, 'question')
+        if any(map(has_conflict, by_question)):
+            contradictory.append(group[0].line)
     right_twice: list[int] = []
     wrong_twice: list[int] = []
     for row in rows:
@@ -141,7 +145,7 @@ def finding(kind: str, text: str, lines: Sequence[int] = ()) -> Record:
     }
 
 
-def repeated(rows: Iterable[CheckedRow], attribute: str) -> list[list[CheckedRow]]:
+def group_duplicates(rows: Iterable[CheckedRow], attribute: str) -> list[list[CheckedRow]]:
     """Return the groups of two or more rows with the same value of an attribute, in file order."""
     groups: dict[Hashable, list[CheckedRow]] = defaultdict(list)
     for row in rows:
@@ -267,7 +271,7 @@ def search_text(source: str, wanted: set[int], places: dict[int, str]) -> int:
     is_json = source.removesuffix(Path(source).suffix if compression else '').endswith(JSON_LINES)
     num_words, number = 0, 1
     words: list[str] = []  # preceded by the last 12 of the document's earlier lines, as a sequence may span lines
-    with opened(source) as raw:
+    with open_source(source) as raw:
         try:
             text = io.TextIOWrapper(
                 fsspec.compression.compr[compression](raw, mode='rb'), 'utf-8-sig', errors='ignore', newline='\n'
@@ -276,7 +280,7 @@ def search_text(source: str, wanted: set[int], places: dict[int, str]) -> int:
             while line := text.readline(-1 if is_json else READ_CHARACTERS):
                 if not is_json and '\0' in line:
                     raise DataError(f'{source}:{number}: binary data; allowed: text or JSON lines, also compressed')
-                new = words_of(json_text(line, f'{source}:{number}') if is_json else line)
+                new = words_of(json_strings(line, f'{source}:{number}') if is_json else line)
                 num_words += len(new)
                 words = ([] if is_json else words[1 - NUM_WORDS :]) + new
                 for sequence in wanted.intersection(sequences_of(words)):
@@ -287,7 +291,7 @@ def search_text(source: str, wanted: set[int], places: dict[int, str]) -> int:
     return num_words
 
 
-def json_text(line: str, place: str) -> str:
+def json_strings(line: str, place: str) -> str:
     """Return all strings of a JSON line; nothing for a blank one. Raise DataError."""
     try:
         return '\n'.join(strings_in(json.loads(line.rstrip()))) if line.strip() else ''

@@ -59,14 +59,14 @@ def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mappin
         if task.strips_rows:
             row = {key: value.strip() if isinstance(value, str) else value for key, value in row.items()}
         if task.cluster_key is None:
-            cluster = cluster_of(Path(task.dataset_uri).name.partition('.jsonl')[0], row)
+            cluster = row_cluster(Path(task.dataset_uri).name.partition('.jsonl')[0], row)
         else:
-            cluster = cluster_of('', {task.cluster_key: field_value(row, task.cluster_key)})
+            cluster = row_cluster('', {task.cluster_key: field_value(row, task.cluster_key)})
         return Example(
             row=number,
             category=text_field(row, 'category', allow_empty=False) if task.has_categories else None,
             content=parse(row),
-            digest=digest_of(row),
+            digest=row_digest(row),
             cluster=cluster,
         )
 
@@ -96,7 +96,7 @@ def parse_rows(
     return examples
 
 
-def digest_of(row: Mapping[str, Any]) -> str:
+def row_digest(row: Mapping[str, Any]) -> str:
     """Return 16 hexadecimal digits that identify a row's content regardless of key order."""
     text = json.dumps(row, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
@@ -161,17 +161,17 @@ def least_items(examples: Sequence[Example], order: Sequence[int]) -> int:
     return len(order)
 
 
-def cluster_of(stem: str, row: Mapping[str, Any]) -> str:
+def row_cluster(stem: str, row: Mapping[str, Any]) -> str:
     """Return the name of a row's cluster: 16 hexadecimal digits.
 
     `stem` is the data file's name without folder and suffix, such as 'squad' or 'human_eval-0.5'.
     """
     rule = RULES.get(stem)
-    source = (rule(row) if rule else '') or _prompt(row)
+    source = (rule(row) if rule else '') or _question_json(row)
     return hashlib.sha256(source.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 
-def _prompt(row: Mapping[str, Any]) -> str:
+def _question_json(row: Mapping[str, Any]) -> str:
     """Return the row without its answer as JSON, or the whole row if nothing else is left."""
     asked = {key: value for key, value in row.items() if key not in _NO_PROMPT}
     return json.dumps(asked or dict(row), sort_keys=True, ensure_ascii=False)

@@ -52,7 +52,7 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
     return Path(folder)
 
 
-def find_folder(name: str) -> Path:
+def find_model_folder(name: str) -> Path:
     """Return a local folder, or the cached folder of a model on the hub. Raise ModelError."""
     path = find_model(name)
     if path.is_file():

@@ -32,10 +32,11 @@ def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, A
     also for a dataset that would run code.
     """
     uri = task.dataset_uri
-    data = load(uri, task.hf_loading_vars or {}, data_root)
+    data = load_split(uri, task.hf_loading_vars or {}, data_root)
     columns = parsing_map(task, data.column_names)
     if columns is None:
-        return [{key: plain(value) for key, value in row.items()} for row in data.with_format('arrow')[:].to_pylist()]
+        rows = data.with_format('arrow')[:].to_pylist()
+        return [{key: json_value(value) for key, value in row.items()} for row in rows]
     data = data.select_columns(list(dict.fromkeys(column for named in columns.values() for column in named)))
     problems: list[str] = []
     rows = [
@@ -47,7 +48,7 @@ def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, A
     return rows
 
 
-def load(uri: str, loading: Mapping[str, Any], data_root: str | Path) -> Any:
+def load_split(uri: str, loading: Mapping[str, Any], data_root: str | Path) -> Any:
     """Load one split with `datasets` without running code from the dataset. Raise DataError."""
     import datasets
 
@@ -59,7 +60,7 @@ def load(uri: str, loading: Mapping[str, Any], data_root: str | Path) -> Any:
             )
     name = uri.removeprefix(HUGGING_FACE)
     if name.startswith(FOLDERS):
-        name = find_folder(name, data_root)
+        name = find_dataset_folder(name, data_root)
     try:
         data = datasets.load_dataset(name, **safe_variables(name, uri, loading))
     except (
@@ -80,7 +81,7 @@ def load(uri: str, loading: Mapping[str, Any], data_root: str | Path) -> Any:
     return data
 
 
-def find_folder(name: str, data_root: str | Path) -> str:
+def find_dataset_folder(name: str, data_root: str | Path) -> str:
     """Return the folder below `data_root`, or else the working directory. Raise DataError."""
     path = Path(name).expanduser()
     candidates = list(dict.fromkeys((Path(data_root) / path, path)))
@@ -147,24 +148,24 @@ def mapped_row(
     found: dict[str, Any] = {}
     for key, named in columns.items():
         values = [row[column] for column in named]
-        if len(values) == 1 and (key == 'gold' or plain(values[0]) is None or isinstance(values[0], KEPT)):
-            found[key] = plain(values[0])
+        if len(values) == 1 and (key == 'gold' or json_value(values[0]) is None or isinstance(values[0], KEPT)):
+            found[key] = json_value(values[0])
             continue
-        empty = [column for column in named if plain(row[column]) is None]
+        empty = [column for column in named if json_value(row[column]) is None]
         if empty:
             problems.append(f'{place}: {key} joins {", ".join(named)}, but {empty[0]} is empty; allowed: text')
         found[key] = ' '.join(map(str, values))
     return found
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Convert a value to JSON types; NaN and infinity become None, other types such as bytes and dates a mapping."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
+        return [json_value(inner) for inner in value]
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {str(key): json_value(inner) for key, inner in value.items()}
     return {type(value).__name__: hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)}

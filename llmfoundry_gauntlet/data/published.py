@@ -22,7 +22,7 @@ from urllib.parse import quote
 from llmfoundry_gauntlet.config.resources import PACKAGE
 from llmfoundry_gauntlet.config.score import MATH, MMLU_PRO
 from llmfoundry_gauntlet.config.yaml import suggestion
-from llmfoundry_gauntlet.data.readers import RowError, opened
+from llmfoundry_gauntlet.data.readers import RowError, open_source
 from llmfoundry_gauntlet.data.score_rows import PARSERS
 from llmfoundry_gauntlet.data.stores import explained, is_remote, open_filesystem, write_atomically
 from llmfoundry_gauntlet.errors import ConfigError, DataError, RecordError
@@ -114,14 +114,14 @@ def select_files(names: Sequence[str]) -> tuple[DataFile, ...]:
     files = read_manifest()
     if not names:
         return files
-    known = {name for file in files for name in names_of(file)}
+    known = {name for file in files for name in names_of_file(file)}
     problems = [f'{name}: no such task or file{suggestion(name, known)}' for name in names if name not in known]
     if problems:
         raise ConfigError(problems)
-    return tuple(file for file in files if not names_of(file).isdisjoint(names))
+    return tuple(file for file in files if not names_of_file(file).isdisjoint(names))
 
 
-def names_of(file: DataFile) -> set[str]:
+def names_of_file(file: DataFile) -> set[str]:
     """Return the names by which a file can be selected."""
     stem = file.path.removesuffix('.jsonl')
     return {file.task, file.category, file.path, stem, stem.rpartition('/')[2]}
@@ -152,7 +152,7 @@ def origin_of_file(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class FileState:
     """The state of a data file, or the result of fetching it. `place` is the path or URL that `detail` refers to."""
 
     file: DataFile
@@ -161,9 +161,9 @@ class Outcome:
     detail: str = ''
 
 
-def check(content: bytes, file: DataFile, place: str) -> Outcome:
+def compare_with_manifest(content: bytes, file: DataFile, place: str) -> FileState:
     """Compare content with the manifest: RIGHT, OTHER, or NO_HASH if only the number of rows can be compared."""
-    state = partial(Outcome, file=file, place=place)
+    state = partial(FileState, file=file, place=place)
     if file.converter is None and (file.sha256 or file.git_blob):
         problem = file.difference(content)
         return state(status=OTHER, detail=problem) if problem else state(status=RIGHT)
@@ -173,7 +173,7 @@ def check(content: bytes, file: DataFile, place: str) -> Outcome:
     return state(status=NO_HASH, detail=f'{num_rows:,} rows as published; no hash is known to compare with')
 
 
-def find(file: DataFile, places: Sequence[str]) -> tuple[Outcome, bytes]:
+def find(file: DataFile, places: Sequence[str]) -> tuple[FileState, bytes]:
     """Return the state of a file at the first of these paths or URLs that is RIGHT or NO_HASH, and its content.
 
     If none is, return the state at the first. Published parquet files are converted.
@@ -182,20 +182,20 @@ def find(file: DataFile, places: Sequence[str]) -> tuple[Outcome, bytes]:
     for place in places:
         content = b''
         try:
-            with opened(place) as copy:
+            with open_source(place) as copy:
                 content = copy.read()
             if PurePosixPath(place).name != PurePosixPath(file.path).name:
                 content = convert(content, file, place)
-            found = check(content, file, place)
+            found = compare_with_manifest(content, file, place)
         except DataError as error:
-            found = Outcome(file=file, status=OTHER, place=place, detail=error.problems[0].removeprefix(f'{place}: '))
+            found = FileState(file=file, status=OTHER, place=place, detail=error.problems[0].removeprefix(f'{place}: '))
         if found.status != OTHER:
             return found, content
         first = first or found
-    return first or Outcome(file=file, status=MISSING), b''
+    return first or FileState(file=file, status=MISSING), b''
 
 
-def look(file: DataFile, data_root: Path) -> Outcome:
+def look(file: DataFile, data_root: Path) -> FileState:
     """Return the state of a file in a data root."""
     path = str(data_root / file.path)
     return find(file, [path] if os.path.exists(path) else [])[0]
@@ -232,12 +232,12 @@ def list_copies(files: Sequence[DataFile], url: str) -> Mapping[str, Sequence[st
     return copies
 
 
-def fetch_file(file: DataFile, data_root: Path, *, overwrite: bool = False, num_retries: int = 3) -> Outcome:
+def fetch_file(file: DataFile, data_root: Path, *, overwrite: bool = False, num_retries: int = 3) -> FileState:
     """Download a file into a data root unless it is there. Return FETCHED, THERE or FAILED. Raise RecordError."""
-    return put(file, data_root, FETCHED, partial(download, file, num_retries), overwrite=overwrite)
+    return put(file, data_root, FETCHED, partial(download_file, file, num_retries), overwrite=overwrite)
 
 
-def import_file(file: DataFile, places: Sequence[str], data_root: Path, *, overwrite: bool = False) -> Outcome:
+def import_file(file: DataFile, places: Sequence[str], data_root: Path, *, overwrite: bool = False) -> FileState:
     """Copy a file from one of these paths or URLs into a data root unless it is there; convert published parquet files.
 
     Return IMPORTED, THERE, MISSING or FAILED. Raise RecordError.
@@ -246,8 +246,8 @@ def import_file(file: DataFile, places: Sequence[str], data_root: Path, *, overw
 
 
 def put(
-    file: DataFile, data_root: Path, status: str, get: Callable[[], tuple[Outcome, bytes]], *, overwrite: bool
-) -> Outcome:
+    file: DataFile, data_root: Path, status: str, get: Callable[[], tuple[FileState, bytes]], *, overwrite: bool
+) -> FileState:
     """Write the content that `get` returns into a data root and return `status`, unless the file is there."""
     there = look(file, data_root)
     if there.status in (RIGHT, NO_HASH):
@@ -267,7 +267,7 @@ def put(
     return replace(outcome, status=status)
 
 
-def download(file: DataFile, num_retries: int) -> tuple[Outcome, bytes]:
+def download_file(file: DataFile, num_retries: int) -> tuple[FileState, bytes]:
     """Download a published file and convert it if necessary; return OTHER if no attempt yields the expected bytes."""
     import pooch
     import requests
@@ -283,8 +283,8 @@ def download(file: DataFile, num_retries: int) -> tuple[Outcome, bytes]:
             content = Path(downloads.fetch(name, downloader=downloader)).read_bytes()
             content = convert(content, file, file.url) if file.converter else content
         except (DataError, requests.RequestException, ValueError) as error:
-            return Outcome(file=file, status=OTHER, place=file.url, detail=' '.join(str(error).split())), b''
-    return check(content, file, file.url), content
+            return FileState(file=file, status=OTHER, place=file.url, detail=' '.join(str(error).split())), b''
+    return compare_with_manifest(content, file, file.url), content
 
 
 def convert(published: bytes, file: DataFile, source: str) -> bytes:

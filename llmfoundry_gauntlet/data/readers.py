@@ -150,7 +150,7 @@ def stream_rows(
     """
     decoder = decoder or DECODER
     parse = partial(json_value, decoder=decoder, allow_surrogates=are_answers)
-    with opened(source, allow_pipes=are_answers) as file:
+    with open_source(source, allow_pipes=are_answers) as file:
         head = file.peek(MOST_HEAD)[:MOST_HEAD]
         if head.startswith(GZIP):
             try:
@@ -177,7 +177,7 @@ def check_beginning(head: bytes, source: str) -> None:
 
 
 @contextlib.contextmanager
-def opened(source: str, *, allow_pipes: bool = False) -> Iterator[io.BufferedReader]:
+def open_source(source: str, *, allow_pipes: bool = False) -> Iterator[io.BufferedReader]:
     """Open a path or URL for reading bytes. Raise DataError, also for errors while reading.
 
     Opening a pipe may block, so it is an error unless `allow_pipes`.

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, ScoreSpec
 from llmfoundry_gauntlet.config.yaml import describe, suggestion
-from llmfoundry_gauntlet.data.examples import TaskRows, cluster_of, digest_of, parse_rows
+from llmfoundry_gauntlet.data.examples import TaskRows, parse_rows, row_cluster, row_digest
 from llmfoundry_gauntlet.data.readers import (
     RowError,
     gold_field,
@@ -85,8 +85,8 @@ def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
             file=None if is_mmlu_pro else path.stem,
             category=category,
             content=content,
-            digest=digest_of(row),
-            cluster=cluster_of(path.stem, row),
+            digest=row_digest(row),
+            cluster=row_cluster(path.stem, row),
         )
 
     for path in paths:

@@ -19,10 +19,10 @@ from llmfoundry_gauntlet.data.published import PUBLISHED, SAMPLE, UNOFFICIAL, or
 from llmfoundry_gauntlet.errors import Collected, ConfigError, DataError, GauntletError, MissingFileError, plural
 from llmfoundry_gauntlet.evaluation.precision import precise_subsets
 from llmfoundry_gauntlet.evaluation.suite import Suite, at_shots, only, read_suite
-from llmfoundry_gauntlet.metrics.keys import check_names
+from llmfoundry_gauntlet.metrics.keys import check_key_names
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.tasks import Task
-from llmfoundry_gauntlet.tasks.code import check_programs
+from llmfoundry_gauntlet.tasks.code import sandbox_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.score import ScoreTask
@@ -86,11 +86,11 @@ def load_inputs(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> Eva
     with collected:
         return load_data(decode_settings(values, source))
     with collected:
-        check_files(values)
+        check_named_files(values)
     raise collected.error()
 
 
-def check_files(values: Mapping[str, Any]) -> None:
+def check_named_files(values: Mapping[str, Any]) -> None:
     """Load the files that settings name. Raise ConfigError or DataError, but none for the settings themselves."""
     try:
         settings = decode_settings({key: values[key] for key in FILES if key in values})
@@ -118,7 +118,7 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
         with collected:
             check_patterns(tasks, examples)
     with collected:
-        check_keys(suite, examples)
+        check_metric_keys(suite, examples)
     collected.raise_all()
     subsets = subsets_of(tasks, suite.gauntlet, examples, settings)
     origins = {task.key: origin_of(files_of(task, settings.data_root)) for task in tasks}
@@ -157,7 +157,7 @@ def with_programs(data: EvaluationData) -> EvaluationData:
 
     Tests the sandbox and the compilers, so call it only when an evaluation starts.
     """
-    sandbox, unsupported = check_programs(list(data.tasks.values()), data.examples, data.settings.sandbox)
+    sandbox, unsupported = sandbox_of(list(data.tasks.values()), data.examples, data.settings.sandbox)
 
     by_task = ('examples', 'subsets', 'subset_sizes', 'file_sizes', 'digests', 'origins')
     supported: dict[str, Any] = {
@@ -190,14 +190,14 @@ def with_fewer_questions(suite: Suite, num_items: int) -> Suite:
     return replace(suite, tasks=tuple(tasks))
 
 
-def check_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
+def check_metric_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
     """Raise ConfigError if two names would give the same metric key."""
     categories = {
         key: sorted({row.category for row in rows if row.category is not None}) for key, rows in examples.items()
     }
     gauntlet = suite.gauntlet
     composites = () if gauntlet is None else (*(part.name for part in gauntlet.categories), *(gauntlet.averages or ()))
-    check_names(categories, composites)
+    check_key_names(categories, composites)
 
 
 def subsets_of(

@@ -161,7 +161,7 @@ def questions(task: Task, examples: Sequence[Example], chance: float) -> Questio
         examples=examples,
         order=order,
         factors=variance_factors([examples[place].category for place in order]),
-        cost=cost_of(task, [examples[place] for place in order[:NUM_SAMPLED]]),
+        cost=mean_cost(task, [examples[place] for place in order[:NUM_SAMPLED]]),
         variances=(chance * (1 - chance), halfway * (1 - halfway)),
     )
 
@@ -178,7 +178,7 @@ def variance_factors(categories: Sequence[str | None]) -> list[float]:
     return factors
 
 
-def cost_of(task: Task, examples: Sequence[Example]) -> float:
+def mean_cost(task: Task, examples: Sequence[Example]) -> float:
     """Return the mean cost of some rows, in characters of prompts; shots are drawn from the same rows."""
     (num_shots,) = task.num_fewshot
     tokens = (task.generation_kwargs or {}).get('max_new_tokens') or task.default_max_new_tokens

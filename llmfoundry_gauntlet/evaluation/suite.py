@@ -212,15 +212,15 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
             problems.add(f'{path}.icl_task_type', f'unknown task type {name!r}{suggestion(name, task_types())}')
             meant = closest(name, task_types())
             if meant is None:
-                known = set().union(*map(keys_of, task_types().values()))
+                known = set().union(*map(yaml_keys, task_types().values()))
                 for key in entry.keys() - known:
                     problems.add(f'{path}.{key}', f"unknown key '{key}'{suggestion(str(key), known)}")
                 return None
             name = entry['icl_task_type'] = meant  # for its other keys
         kind = task_types()[name]
-    known = keys_of(kind)
+    known = yaml_keys(kind)
     for key in [key for key in entry if key not in known]:
-        owners = [owner for owner, other in task_types().items() if key in keys_of(other)]
+        owners = [owner for owner, other in task_types().items() if key in yaml_keys(other)]
         if owners and isinstance(name, str):
             problems.add(f'{path}.{key}', f'has no meaning in {name}; it belongs to {", ".join(owners)}')
         if key in SETTINGS:
@@ -244,7 +244,7 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
     return task if len(problems.found) == before else None
 
 
-def keys_of(kind: type[Task]) -> set[str]:
+def yaml_keys(kind: type[Task]) -> set[str]:
     """Return the YAML keys of a task type."""
     return {item.name for item in fields(kind)} - set(SETTINGS)
 

@@ -234,7 +234,7 @@ def stratum_of_file(stratum: Stratum) -> Stratum:
     n, num_all = int(sample.sizes.sum()), int(sample.file_sizes.sum())
     shares, file_shares = sample.sizes / n, sample.file_sizes / num_all
     of_clusters = float(shares @ shares)
-    between = float(file_shares @ file_shares) - 2 * shared(sample) / (n * num_all) + of_clusters
+    between = float(file_shares @ file_shares) - 2 * expected_overlap(sample) / (n * num_all) + of_clusters
     within = 1 / n - 1 / num_all
     freedom = stratum.freedom
     if not len(sample.residuals):
@@ -250,7 +250,7 @@ def stratum_of_file(stratum: Stratum) -> Stratum:
     return replace(stratum, deviations=deviations, freedom=freedom, sample=None)
 
 
-def shared(sample: FileSample) -> float:
+def expected_overlap(sample: FileSample) -> float:
     """Return the expected sum over clusters of sampled times all items, for subsets that take clusters in turns."""
     import numpy as np
 

@@ -151,7 +151,7 @@ def perturbation_score(
     by_gold = split_accuracy(results, operator.attrgetter('gold'), macro=macro, missing=missing)
     of_variants = [part.value for part in by_variant.values() if part.value is not None]
     right = [all(result.score == 1 for result in group) for group in complete] if missing is None else []
-    rates = [(rate, cluster_of(group[0])) for group in complete if (rate := agreement(group, equal)) is not None]
+    rates = [(rate, cluster_number(group[0])) for group in complete if (rate := agreement(group, equal)) is not None]
     no_rates = 'no question has more than one variant' if complete else incomplete
     return PerturbationScore(
         accuracy=by_category if macro else micro,
@@ -159,13 +159,13 @@ def perturbation_score(
         accuracy_macro=by_category,
         accuracy_by_variant=by_variant,
         accuracy_by_gold=by_gold,
-        accuracy_worst=measure(min, of_variants, missing),
-        accuracy_mean=measure(mean, of_variants, missing),
-        accuracy_best=measure(max, of_variants, missing),
-        all_variants_right=measure(mean, right, incomplete),
-        consistency_rate=estimate(rates, no_rates),
+        accuracy_worst=summarize(min, of_variants, missing),
+        accuracy_mean=summarize(mean, of_variants, missing),
+        accuracy_best=summarize(max, of_variants, missing),
+        all_variants_right=summarize(mean, right, incomplete),
+        consistency_rate=mean_share(rates, no_rates),
         consistency_rate_reference=reference_consistency,
-        unparsed_rate=measure(mean, [result.answer is None for result in scored], missing),
+        unparsed_rate=summarize(mean, [result.answer is None for result in scored], missing),
         num_questions=len(questions),
         num_incomplete=len(questions) - len(complete),
     )
@@ -206,26 +206,26 @@ def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | 
     categories: dict[str | None, list[tuple[float, int]]] = {}
     for question, values in scores.items():
         category = first[question].category if macro else None
-        categories.setdefault(category, []).append((mean(values), cluster_of(first[question])))
+        categories.setdefault(category, []).append((mean(values), cluster_number(first[question])))
     if not categories:
         return Measure(value=None, reason=missing or NO_ITEMS)
-    measures = {str(name): estimate(values, missing, stratum=str(name)) for name, values in categories.items()}
+    measures = {str(name): mean_share(values, missing, stratum=str(name)) for name, values in categories.items()}
     clusters = {str(name): values[0][1] for name, values in categories.items()}
     return mean_over_categories(measures, clusters, bounds=SHARE)
 
 
-def cluster_of(result: VariantResult) -> int:
+def cluster_number(result: VariantResult) -> int:
     """Return the number of a question's cluster."""
-    return number_of(result.question) if result.cluster is None else result.cluster
+    return question_number(result.question) if result.cluster is None else result.cluster
 
 
 @functools.lru_cache(maxsize=100_000)
-def number_of(question: QuestionKey) -> int:
+def question_number(question: QuestionKey) -> int:
     """Return the cluster number of a question that shares its cluster with no other."""
     return int.from_bytes(hashlib.sha256(repr(question).encode()).digest()[:8], 'big')
 
 
-def estimate(values: Sequence[tuple[float, int]], missing: str | None, *, stratum: str = '') -> Measure:
+def mean_share(values: Sequence[tuple[float, int]], missing: str | None, *, stratum: str = '') -> Measure:
     """Return the mean of shares, given as pairs of value and cluster number, or the reason why there is none."""
     if not values:
         return Measure(value=None, reason=missing or NO_ITEMS)
@@ -263,7 +263,7 @@ def variant_order(variant: str) -> tuple[str, int, str]:
     return perturbation, int(name) if name.isdecimal() else -1, name
 
 
-def measure(summary: Callable[[Sequence[float]], float], values: Sequence[float], missing: str | None) -> Measure:
+def summarize(summary: Callable[[Sequence[float]], float], values: Sequence[float], missing: str | None) -> Measure:
     """Return a summary of values, or the reason why there are none."""
     if not values:
         return Measure(value=None, reason=missing or NO_ITEMS)

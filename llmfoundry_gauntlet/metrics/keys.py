@@ -52,7 +52,7 @@ def valid_keys(keys: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def check_names(categories: Mapping[str, Iterable[str]], composites: Iterable[str]) -> None:
+def check_key_names(categories: Mapping[str, Iterable[str]], composites: Iterable[str]) -> None:
     """Raise ConfigError if two tasks, two categories of a task, or two composites have the same key in loggers."""
     tasks = [f'metrics/{task}' for task in categories]
     names = [f'metrics/{task}/{category}' for task, found in categories.items() for category in found]

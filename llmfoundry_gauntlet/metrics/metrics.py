@@ -169,7 +169,7 @@ def plain_score(
     return TaskScore(
         task=task,
         metrics={
-            metric.name: measure(metric, scored, clusters, stratum=stratum, file_sizes=file_sizes)
+            metric.name: compute_metric(metric, scored, clusters, stratum=stratum, file_sizes=file_sizes)
             if reason is None
             else Measure(value=None, reason=reason)
             for metric in metrics
@@ -180,7 +180,7 @@ def plain_score(
     )
 
 
-def measure(
+def compute_metric(
     metric: Metric,
     results: Sequence[ItemResult],
     clusters: ClusterNumbers | None = None,
@@ -309,20 +309,20 @@ def bits_per_byte(results: Sequence[ItemResult]) -> list[float]:
     """Return -log2 of the gold choice's probability per byte, for each item."""
     return [
         -logprobs[gold] / math.log(2) / lengths[gold]
-        for (logprobs, gold), lengths in zip(scored(results), sizes(results, lambda r: r.num_bytes), strict=True)
+        for (logprobs, gold), lengths in zip(choice_scores(results), sizes(results, lambda r: r.num_bytes), strict=True)
     ]
 
 
 def gold_probabilities(results: Sequence[ItemResult]) -> list[float]:
     """Return the gold choice's probability among the choices, for each item."""
-    return [probabilities(logprobs)[gold] for logprobs, gold in scored(results)]
+    return [probabilities(logprobs)[gold] for logprobs, gold in choice_scores(results)]
 
 
 def matches(lengths_of: Callable[[ItemResult], tuple[int, ...] | None], results: Sequence[ItemResult]) -> list[float]:
     """Return each item's `gold_share` by log-probability per unit of length."""
     return [
         gold_share([logprob / length for logprob, length in zip(logprobs, lengths, strict=True)], gold)
-        for (logprobs, gold), lengths in zip(scored(results), sizes(results, lengths_of), strict=True)
+        for (logprobs, gold), lengths in zip(choice_scores(results), sizes(results, lengths_of), strict=True)
     ]
 
 
@@ -344,7 +344,7 @@ def pmi_matches(results: Sequence[ItemResult]) -> list[float]:
             gold,
             rounding_of=max(map(abs, logprobs)),
         )
-        for (logprobs, gold), without in zip(scored(results), alone, strict=True)
+        for (logprobs, gold), without in zip(choice_scores(results), alone, strict=True)
     ]
 
 
@@ -356,7 +356,7 @@ def calibration_gaps(results: Sequence[ItemResult]) -> list[float]:
     of the bins, weighted by their number of items.
     """
     confidences, bins = confidences_of(results)
-    rights = [gold_share(logprobs, gold) for logprobs, gold in scored(results)]
+    rights = [gold_share(logprobs, gold) for logprobs, gold in choice_scores(results)]
     gaps = [confidence - right for confidence, right in zip(confidences, rights, strict=True)]
     totals = [math.fsum(gap for gap, place in zip(gaps, bins, strict=True) if place == b) for b in range(NUM_BINS)]
     return [math.copysign(1.0, totals[place]) * gap for gap, place in zip(gaps, bins, strict=True)]
@@ -381,7 +381,7 @@ def calibration_bias(results: Sequence[ItemResult]) -> list[float]:
 
 def confidences_of(results: Sequence[ItemResult]) -> tuple[list[float], list[int]]:
     """Return the probability of each item's preferred choice, and its bin."""
-    confidences = [max(probabilities(logprobs)) for logprobs, _ in scored(results)]
+    confidences = [max(probabilities(logprobs)) for logprobs, _ in choice_scores(results)]
     return confidences, [min(int(confidence * NUM_BINS), NUM_BINS - 1) for confidence in confidences]
 
 
@@ -389,7 +389,7 @@ def brier_scores(results: Sequence[ItemResult]) -> list[float]:
     """Return, for each item, the squared distance of the choices' probabilities from the gold: 0 (best) to 2."""
     return [
         math.fsum((p - (place == gold)) ** 2 for place, p in enumerate(probabilities(logprobs)))
-        for logprobs, gold in scored(results)
+        for logprobs, gold in choice_scores(results)
     ]
 
 
@@ -400,7 +400,7 @@ def majority(results: Sequence[ItemResult]) -> list[float]:
     return [float(result.gold == most) for result in results]
 
 
-def scored(results: Sequence[ItemResult]) -> Iterator[tuple[tuple[float, ...], int]]:
+def choice_scores(results: Sequence[ItemResult]) -> Iterator[tuple[tuple[float, ...], int]]:
     """Yield log-probabilities and the gold choice of each item. Raise Absent if any are missing or not finite."""
     known = [
         (result.logprobs, result.gold)

@@ -195,7 +195,7 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
     if len(known) < len(measures) or not known:
         return Measure(value=value)
     strata = [scaled(stratum, weight) for part, weight in known for stratum in part.strata]
-    spread = spread_of(joined(strata))
+    spread = spread_of(merge_strata(strata))
     independent = math.fsum((weight * part.standard_error) ** 2 for part, weight in known)
     shared = spread.standard_error / math.sqrt(independent) if independent > 0 else 1.0
     sides, bounds = [], []
@@ -271,7 +271,7 @@ def mean_over_categories(
     return replace(found, value=plain.value)  # bit-identical to the plain mean
 
 
-def joined(strata: Iterable[Stratum]) -> list[Stratum]:
+def merge_strata(strata: Iterable[Stratum]) -> list[Stratum]:
     """Merge strata with the same name: their deviations are added by cluster."""
     import numpy as np
 

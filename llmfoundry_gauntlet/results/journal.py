@@ -114,7 +114,7 @@ def line_of(content: str) -> bytes:
     return b'%d %s %s\n' % (len(payload), hashlib.sha256(payload).hexdigest()[:16].encode(), payload)
 
 
-def lines_of(content: bytes) -> Iterator[bytes | None]:
+def payloads(content: bytes) -> Iterator[bytes | None]:
     """Yield the payload of each line of a file; None for an incomplete or damaged line."""
     place = 0
     while place < len(content):
@@ -174,7 +174,7 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
 def entries(path: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
     """Yield valid lines with their numbers; add invalid ones, except an incomplete last one, to `problems`."""
     try:
-        lines = list(lines_of(path.read_bytes()))
+        lines = list(payloads(path.read_bytes()))
     except OSError as error:
         raise RecordError(f'{path}: cannot be read: {error}') from error
     for number, line in enumerate(lines, 1):
@@ -205,7 +205,7 @@ def num_finished(folder: Path) -> int:
     finished: set[ItemKey] = set()
     for path in (folder / JOURNAL).glob('*-rank*.jsonl'):
         with contextlib.suppress(OSError):
-            for line in filter(None, lines_of(path.read_bytes())):
+            for line in filter(None, payloads(path.read_bytes())):
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     entry = json.loads(line)
                     if ITEM in entry:

@@ -13,7 +13,7 @@ from llmfoundry_gauntlet.data.stores import is_remote
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.scoring.mathematics import gold_of
 from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.tasks.generation import Problem
+from llmfoundry_gauntlet.tasks.generation import OpenQuestion
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import Example
 
@@ -47,7 +47,7 @@ def task_row(example: Example, task: Task) -> CheckedRow:
     content = example.content
     asked = task.ask(content, True)
     if task.generates:
-        golds = content.golds if isinstance(content, Problem) else task.responses(content)
+        golds = content.golds if isinstance(content, OpenQuestion) else task.responses(content)
         return checked_row(example, asked.contexts[0], next(iter(golds), None))
     if len(asked.continuations) == 1:
         return checked_row(example, asked.contexts[0], asked.continuations[0])

@@ -226,7 +226,7 @@ def pass_problems(task: CodeTask) -> Iterator[str]:
         yield f'pass_at_k: is {task.pass_at_k!r}; allowed: different numbers, one at least'
 
 
-def check_programs(
+def sandbox_of(
     tasks: Sequence[Task], examples: Mapping[str, Sequence[Example]], asked: str
 ) -> tuple[Sandbox | None, dict[str, str]]:
     """Return the sandbox for these tasks, None if none runs programs, and by key why a task cannot run its programs."""

@@ -288,7 +288,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str | None:
     """Return the digest of a Hugging Face tokenizer, None if it is unknown what its ids depend on."""
     # First, because a call resets a truncation or padding left by earlier use, which would be in the content.
     texts = (*PROBES, ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ()))))  # which some settings split
-    probed = [probe(tokenizer, text, special) for text in texts for special in (True, False)]
+    probed = [encode_probe(tokenizer, text, special) for text in texts for special in (True, False)]
     kind = type(tokenizer)
     content, sources = content_of(tokenizer), foreign_sources(kind)
     if content is None or sources is None:
@@ -300,7 +300,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str | None:
     return digest.hexdigest()
 
 
-def probe(tokenizer: Any, text: str, special: bool) -> str:
+def encode_probe(tokenizer: Any, text: str, special: bool) -> str:
     """Return the token ids of a text, or '' if it cannot be encoded."""
     with tokenizer_errors():
         return repr(tokenizer([text], add_special_tokens=special, verbose=False)['input_ids'])

@@ -30,7 +30,7 @@ EXTRA_TOKENS_AFTER_THOUGHT = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class OpenQuestion:
     """A row: `{"context": ..., "answer": ...}`, optionally with `aliases` and `chain_of_thought`.
 
     `golds` are the gold answers, the preferred one first.
@@ -73,38 +73,38 @@ class GenerationTask(Task):
         further = [item_metric(name, bounds=SHARE) for name in (STRICT_MATCH, NUMERIC_MATCH, TRUNCATED_SHARE)]
         return accuracy('InContextLearningGenerationExactMatchAccuracy'), *further
 
-    def parse(self, row: Mapping[str, Any]) -> Problem:
+    def parse(self, row: Mapping[str, Any]) -> OpenQuestion:
         """Return the content of a row. Raise RowError."""
         key = self.answer_key or 'answer'
         answer = text_field(row, key, allow_empty=False)
         if not answer.strip():
             raise RowError(f'{key} is white space; allowed: text')
         aliases = optional_texts_field(row, 'aliases')
-        return Problem(
+        return OpenQuestion(
             context=text_field(row, self.context_key or 'context'),
             golds=tuple(dict.fromkeys((answer, *aliases))),
             chain_of_thought=optional_text_field(row, 'chain_of_thought'),
         )
 
-    def response(self, content: Problem, gold: str) -> str:
+    def response(self, content: OpenQuestion, gold: str) -> str:
         """Return the whole generation that ends in this answer."""
         if content.chain_of_thought is None:
             return gold
         return f'{content.chain_of_thought}{self.cot_delimiter}{gold}'
 
-    def responses(self, content: Problem) -> tuple[str, ...]:
+    def responses(self, content: OpenQuestion) -> tuple[str, ...]:
         """Return a generation for each gold answer."""
         return tuple(self.response(content, gold) for gold in content.golds)
 
-    def shot(self, content: Problem, first: bool) -> str:
+    def shot(self, content: OpenQuestion, first: bool) -> str:
         """Return the problem and the generation with the preferred answer."""
         return self.part(content.context, first) + self.response(content, content.gold)
 
-    def ask(self, content: Problem, first: bool) -> Prompt:
+    def ask(self, content: OpenQuestion, first: bool) -> Prompt:
         """Return the problem."""
         return Prompt(contexts=(self.strip_end(self.part(content.context, first)),))
 
-    def stops(self, contents: Sequence[Problem]) -> StopRule:
+    def stops(self, contents: Sequence[OpenQuestion]) -> StopRule:
         """Return the task's own stop strings.
 
         Without any, a generation ends before the next question and at the end of its answer: at the delimiter between
@@ -128,7 +128,7 @@ class GenerationTask(Task):
         """Return the margin of llm-foundry 0.22 (`_get_max_answer_length`)."""
         return EXTRA_TOKENS_AFTER_THOUGHT if self.cot_delimiter else 0
 
-    def score(self, output: Generation, content: Problem) -> Score:
+    def score(self, output: Generation, content: OpenQuestion) -> Score:
         """Score 1 if the normalised answer begins with a gold answer."""
         if not output.is_finite and not self.reference:
             return Score.unscored(NON_FINITE_GENERATION)

@@ -65,7 +65,7 @@ def prepare_tasks(
         random.Random(rank).shuffle(order)
     for key in order:
         path = folder / f'{cache_name(preparations[key], subsets.get(key))}{SUFFIX}'
-        found = load(path)
+        found = load_items(path)
         if found is None:
             found = [item for _, item in preparations[key].encoded(subsets.get(key))]
             is_writable = is_writable and store(path, found)
@@ -124,7 +124,7 @@ def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None
     return f'{task.label[:MAX_LABEL]}_{num_shots}-shot_{key[:40]}'
 
 
-def load(path: Path) -> list[EncodedItem] | None:
+def load_items(path: Path) -> list[EncodedItem] | None:
     """Return the items stored in a file; None if it is missing or damaged."""
     try:
         content = path.read_bytes()

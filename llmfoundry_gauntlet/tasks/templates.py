@@ -172,7 +172,7 @@ def option_order(example: Example, spec: ScoreSpec, templates: Templates) -> Ite
         yield variant(example, f'{OPTION_ORDER}:{LETTERS[place]}', swapped, templates.option_order)
 
 
-def prompt(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
+def prompt_templates(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
     """Yield the question in every prompt template."""
     for number, template in enumerate(templates.prompt):
         yield variant(example, f'{PROMPT}:{number}', example.content, template)
@@ -185,7 +185,7 @@ def non_greedy(example: Example, spec: ScoreSpec, templates: Templates) -> Itera
 
 
 Perturbation = Callable[[Example, ScoreSpec, Templates], Iterator[Example]]
-OWN: dict[str, Perturbation] = {OPTION_ORDER: option_order, PROMPT: prompt, NON_GREEDY: non_greedy}
+OWN: dict[str, Perturbation] = {OPTION_ORDER: option_order, PROMPT: prompt_templates, NON_GREEDY: non_greedy}
 
 
 def variants(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:

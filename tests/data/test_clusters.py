@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from llmfoundry_gauntlet.data.examples import RULES, cluster_of
+from llmfoundry_gauntlet.data.examples import RULES, row_cluster
 
 HISTORY = 'This question refers to the following information.\n"We"\n'
 
@@ -123,7 +123,7 @@ def test_every_rule_is_tested():
 
 @pytest.mark.parametrize('stem', ROWS)
 def test_rows_with_the_same_source_share_a_cluster(stem: str):
-    first, second, third = (cluster_of(stem, row) for row in ROWS[stem])
+    first, second, third = (row_cluster(stem, row) for row in ROWS[stem])
     assert first == second != third
     assert re.fullmatch('[0-9a-f]{16}', first)
 
@@ -131,15 +131,15 @@ def test_rows_with_the_same_source_share_a_cluster(stem: str):
 @pytest.mark.parametrize('stem', WITHOUT)
 def test_a_row_that_its_rule_does_not_match_falls_back_to_its_prompt(stem: str):
     row = WITHOUT[stem]
-    assert cluster_of(stem, row) == cluster_of('of_no_rule', row)
-    assert len({cluster_of(stem, other) for other in (row, *ROWS[stem])}) == 3
+    assert row_cluster(stem, row) == row_cluster('of_no_rule', row)
+    assert len({row_cluster(stem, other) for other in (row, *ROWS[stem])}) == 3
 
 
 @pytest.mark.parametrize('stem', RULES)
 def test_a_row_with_fields_of_other_kinds_is_named_as_in_a_file_without_a_rule(stem: str):
     fields = ('query', 'context', 'passage', 'question', 'choices', 'context_options', 'task_id')
     for row in (dict.fromkeys(fields, kind) for kind in (None, 3, ['one', 2], {})):
-        assert cluster_of(stem, row) == cluster_of('of_no_rule', row)
+        assert row_cluster(stem, row) == row_cluster('of_no_rule', row)
 
 
 def test_without_a_rule_repeated_prompts_share_a_cluster_whatever_file_key_order_and_answers():
@@ -147,12 +147,12 @@ def test_without_a_rule_repeated_prompts_share_a_cluster_whatever_file_key_order
         {'context': 'Paris is in', 'continuation': 'France'},
         {'context': 'Paris is in', 'continuation': 'Europe'},
     )
-    assert cluster_of('any', one) == cluster_of('other', dict(reversed(two.items())))
-    assert cluster_of('any', one) != cluster_of('any', {'context': 'Rome is in', 'continuation': 'France'})
+    assert row_cluster('any', one) == row_cluster('other', dict(reversed(two.items())))
+    assert row_cluster('any', one) != row_cluster('any', {'context': 'Rome is in', 'continuation': 'France'})
     asked = {'context': 'How many?', 'answer': '1', 'aliases': ['one'], 'chain_of_thought': 'half of 2'}
-    assert cluster_of('any', asked) == cluster_of('any', {'context': 'How many?', 'answer': '2', 'aliases': []})
+    assert row_cluster('any', asked) == row_cluster('any', {'context': 'How many?', 'answer': '2', 'aliases': []})
     same = ({'query': 'Why?', 'category': name, 'id': number, 'gold': number} for number, name in enumerate('ab'))
-    assert len({cluster_of('any', row) for row in same}) == 1
+    assert len({row_cluster('any', row) for row in same}) == 1
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_without_a_rule_repeated_prompts_share_a_cluster_whatever_file_key_order
     ],
 )
 def test_sources_are_shared_between_files(stem: str, other: str):
-    assert cluster_of(stem, ROWS[stem][0]) == cluster_of(other, ROWS[other][1])
+    assert row_cluster(stem, ROWS[stem][0]) == row_cluster(other, ROWS[other][1])

@@ -12,7 +12,7 @@ import pytest
 from clustered_items import item
 
 from llmfoundry_gauntlet.metrics.comparison import difference, holm, p_value, trend
-from llmfoundry_gauntlet.metrics.metrics import accuracy, choice_metrics, measure, task_score
+from llmfoundry_gauntlet.metrics.metrics import accuracy, choice_metrics, compute_metric, task_score
 from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE, SHARE, interval, mean_over_clusters
 from llmfoundry_gauntlet.types import Measure
 
@@ -177,7 +177,7 @@ def test_the_calibration_bias_is_the_error_of_a_calibrated_model():
             item(row, 0.0, gold=int(not right), logprobs=(math.log(sure), math.log(1 - sure)))
             for row, (right, sure) in enumerate(zip(rights.tolist(), confidences.tolist(), strict=True))
         ]
-        error, bias = (measure(METRICS[name], results) for name in ('CalibrationError', 'CalibrationBias'))
+        error, bias = (compute_metric(METRICS[name], results) for name in ('CalibrationError', 'CalibrationBias'))
         assert error.standard_error is bias.standard_error is None
         found.append(error.value)
         expected.append(bias.value)

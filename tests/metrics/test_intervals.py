@@ -12,7 +12,7 @@ from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.comparison import difference
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.keys import metric_stream
-from llmfoundry_gauntlet.metrics.metrics import Metric, item_metric, measure, task_score
+from llmfoundry_gauntlet.metrics.metrics import Metric, compute_metric, item_metric, task_score
 from llmfoundry_gauntlet.metrics.statistics import interval, mean_over_clusters
 from llmfoundry_gauntlet.results.report.printing import absences
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
@@ -36,7 +36,7 @@ def decode_tasks(*entries):
 
 
 def of_values(metric: Metric, values: list[float]) -> Measure:
-    return measure(metric, [item(row, 0.0, metrics={metric.name: value}) for row, value in enumerate(values)])
+    return compute_metric(metric, [item(row, 0.0, metrics={metric.name: value}) for row, value in enumerate(values)])
 
 
 SHARES = [

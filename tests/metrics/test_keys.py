@@ -11,7 +11,7 @@ from hypothesis import example, given, strategies
 from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_length_limit, _validate_metric_name
 
 from llmfoundry_gauntlet import ConfigError
-from llmfoundry_gauntlet.metrics.keys import check_names, metric_stream, valid_key, valid_keys
+from llmfoundry_gauntlet.metrics.keys import check_key_names, metric_stream, valid_key, valid_keys
 from llmfoundry_gauntlet.types import Composites, Measure, Spread, TaskScore
 
 NAMES = strategies.text(max_size=300)
@@ -51,16 +51,16 @@ def test_long_keys_that_differ_at_their_end_stay_different():
 
 def test_colliding_categories_and_composites_are_named():
     with pytest.raises(ConfigError) as caught:
-        check_names({'t/0-shot': ['a:b', 'plain', 'a_b'], 'u/0-shot': ['a_b']}, ['world', 'my:own', 'my_own'])
+        check_key_names({'t/0-shot': ['a:b', 'plain', 'a_b'], 'u/0-shot': ['a_b']}, ['world', 'my:own', 'my_own'])
     assert caught.value.problems == (
         "'metrics/t/0-shot/a:b' and 'metrics/t/0-shot/a_b' would both be 'metrics/t/0-shot/a_b' in loggers; "
         'give one of them another name',
         "'icl/metrics/eval_gauntlet/my:own' and 'icl/metrics/eval_gauntlet/my_own' would both be "
         "'icl/metrics/eval_gauntlet/my_own' in loggers; give one of them another name",
     )
-    check_names({'t/0-shot': ['a:b', 'plain'], 'u/0-shot': ['a_b']}, ['world'])
+    check_key_names({'t/0-shot': ['a:b', 'plain'], 'u/0-shot': ['a_b']}, ['world'])
     with pytest.raises(ConfigError, match="'metrics/a:b/0-shot' and 'metrics/a_b/0-shot' would both be"):
-        check_names({'a:b/0-shot': [], 'a_b/0-shot': []}, [])
+        check_key_names({'a:b/0-shot': [], 'a_b/0-shot': []}, [])
 
 
 def scored(**values: float) -> TaskScore:

@@ -15,8 +15,8 @@ from llmfoundry_gauntlet.metrics.keys import metric_stream
 from llmfoundry_gauntlet.metrics.metrics import (
     accuracy,
     choice_metrics,
+    compute_metric,
     gold_bits_per_byte,
-    measure,
     pmi,
     task_score,
 )
@@ -111,7 +111,7 @@ def of_shares(row: int, shares: Sequence[float], gold: int) -> ItemResult:
 
 
 def value(name: str, *results: ItemResult) -> float:
-    found = measure(EVERY[name], results)
+    found = compute_metric(EVERY[name], results)
     assert found.value is not None, found.reason
     return found.value
 
@@ -135,7 +135,7 @@ def test_bits_per_byte_of_a_single_continuation():
 def test_gold_probability_is_relative_to_all_choices():
     first, second = of_shares(0, [0.2, 0.7, 0.1], 1), of_shares(1, [0.2, 0.7, 0.1], 2)
     assert value('GoldProbability', first) == pytest.approx(0.7, rel=1e-12)
-    found = measure(OURS['GoldProbability'], [first, second])
+    found = compute_metric(OURS['GoldProbability'], [first, second])
     assert found.value == pytest.approx(0.4, rel=1e-12)
     assert value('GoldProbability', item(0, [-2000.0, -2000.0, -3000.0])) == 0.5  # which are all 0 by themselves
 
@@ -272,7 +272,7 @@ def test_errors_are_those_of_the_values_of_items():
         )
     ]
     for name, metric in EVERY.items():
-        found = measure(metric, results)
+        found = compute_metric(metric, results)
         if name.startswith('Calibration'):  # values of items depend on each other
             assert found.standard_error is None
         elif name != 'MajorityClass':
@@ -283,7 +283,7 @@ def test_errors_are_those_of_the_values_of_items():
 
 
 def absent(name: str, *results: ItemResult) -> str | None:
-    found = measure(EVERY[name], results)
+    found = compute_metric(EVERY[name], results)
     assert (found.value, found.standard_error) == (None, None)
     return found.reason
 
@@ -310,7 +310,7 @@ def test_normalizations_need_the_lengths_of_all_choices(name: str, key: str):
     reason = 'the lengths of choices are not known of 2 of 3 items'
     assert absent(name, known, unknown, item(2, [-1.0, -2.0], **{key: None})) == reason
     for other in EVERY.keys() - {'GoldBitsPerByte', 'ByteNormalizedMatch', 'PMINormalizedMatch', name}:
-        assert measure(EVERY[other], [known, unknown]).value is not None
+        assert compute_metric(EVERY[other], [known, unknown]).value is not None
 
 
 LOGPROBS = st.lists(st.floats(-50, 0), min_size=3, max_size=3)
@@ -330,7 +330,7 @@ def test_the_order_of_items_changes_no_bit_of_any_metric(data):
     ]
     shuffled = data.draw(st.permutations(results))
     for metric in EVERY.values():
-        one, other = measure(metric, results), measure(metric, shuffled)
+        one, other = compute_metric(metric, results), compute_metric(metric, shuffled)
         assert one.value is not None
         assert (one.value, one.standard_error) == (other.value, other.standard_error)
 

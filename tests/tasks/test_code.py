@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.errors import DataError
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import prepare_evaluation
 from llmfoundry_gauntlet.evaluation.suite import load_suite
-from llmfoundry_gauntlet.metrics.metrics import measure, passes_at, task_score
+from llmfoundry_gauntlet.metrics.metrics import compute_metric, passes_at, task_score
 from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON
 from llmfoundry_gauntlet.scoring.text import cut_at_stops
 from llmfoundry_gauntlet.tasks import metrics_of
@@ -235,8 +235,9 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_completions(k: int):
         for credits in passed
     ]
     (metric,) = passes_at([k])
-    assert measure(metric, results_of(*passed, [1] * (k - 1))).value is None or k == 1  # fewer than k completions
-    found = measure(metric, results_of(*passed))
+    with_too_few_completions = results_of(*passed, [1] * (k - 1))
+    assert compute_metric(metric, with_too_few_completions).value is None or k == 1
+    found = compute_metric(metric, results_of(*passed))
     assert found.value == pytest.approx(sum(shares) / 4, abs=1e-12)
     centre = sum(shares) / 4
     assert found.standard_error == pytest.approx(

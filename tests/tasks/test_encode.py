@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.engine.decoding import GenerationDecoder
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.generation import Problem
+from llmfoundry_gauntlet.tasks.generation import OpenQuestion
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices
@@ -233,7 +233,7 @@ def test_white_space_that_is_there_is_not_doubled(tokenizer, is_lost):
 def test_a_generation_has_room_for_its_space_and_gets_none_that_it_has(tokenizer, is_lost, semantics):
     entry = {'label': 't', 'dataset_uri': 'x', 'num_fewshot': [0], 'icl_task_type': 'generation_task_with_answers'}
     made = replace(load_suite([entry]).tasks[0], semantics=semantics)
-    examples = [Example(row=0, content=Problem('Q: I', ('Rom',), None))]
+    examples = [Example(row=0, content=OpenQuestion('Q: I', ('Rom',), None))]
     (item,) = Preparation(task=made, examples=examples, encoder=Encoder(tokenizer), max_seq_len=50).items()
     request = item.request
     before, whole = tokenizer(['Q: I', 'Q: I Rom'], add_special_tokens=False)['input_ids']

@@ -14,18 +14,22 @@ from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.metrics import task_score
 from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.generation import Problem
+from llmfoundry_gauntlet.tasks.generation import OpenQuestion
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.types import Example, Generation, ItemKey, ItemResult, Sampling, StopRule
 
 ROW = {'context': '1+1=', 'answer': '2'}
-PROBLEMS = [Problem('1+1=', ('2',), None), Problem('2+2=', ('4',), None), Problem('3+3=', ('6',), None)]
-THOUGHTS = [
-    Problem('1+1=', ('2', 'two'), 'One and one.'),
-    Problem('2+2=', ('4', 'four'), 'Two, twice.'),
-    Problem('3+3=', ('6', 'six'), 'Thrice two.'),
+PROBLEMS = [
+    OpenQuestion('1+1=', ('2',), None),
+    OpenQuestion('2+2=', ('4',), None),
+    OpenQuestion('3+3=', ('6',), None),
 ]
-TWO_LINES = [*PROBLEMS, Problem('?', ('4', 'four\nfive'), None)]
+THOUGHTS = [
+    OpenQuestion('1+1=', ('2', 'two'), 'One and one.'),
+    OpenQuestion('2+2=', ('4', 'four'), 'Two, twice.'),
+    OpenQuestion('3+3=', ('6', 'six'), 'Thrice two.'),
+]
+TWO_LINES = [*PROBLEMS, OpenQuestion('?', ('4', 'four\nfive'), None)]
 
 
 def task(num_shots: int = 0, **keys):
@@ -49,11 +53,11 @@ def test_a_row_has_a_context_an_answer_and_optional_keys(write_jsonl, tmp_path):
     ]
     write_jsonl('rows.jsonl', rows)
     assert [example.content for example in task().read(tmp_path).examples] == [
-        Problem('1+1=', ('2',), None),
-        Problem('1+1=', ('2', 'two', ' II', ''), None),  # strings in lists stay as they are, each once
-        Problem('1+1=', ('2',), None),
-        Problem('1+1=', ('2',), 'One and one.'),
-        Problem('', ('2',), None),
+        OpenQuestion('1+1=', ('2',), None),
+        OpenQuestion('1+1=', ('2', 'two', ' II', ''), None),  # strings in lists stay as they are, each once
+        OpenQuestion('1+1=', ('2',), None),
+        OpenQuestion('1+1=', ('2',), 'One and one.'),
+        OpenQuestion('', ('2',), None),
     ]
     write_jsonl('rows.jsonl', [{'question': '1+1=', 'total': '2'}])
     spec = task(context_key='question', answer_key='total')
@@ -140,7 +144,7 @@ def requests(tokenizer, spec, problems=PROBLEMS, **settings):
     ('spec', 'problems', 'expected'),
     [
         (task(), PROBLEMS, 2),  # bos and a character
-        (task(), [*PROBLEMS, Problem('?', ('4', 'fourteen'), None)], 9),
+        (task(), [*PROBLEMS, OpenQuestion('?', ('4', 'fourteen'), None)], 9),
         # bos, 'One and one.', ' #### ', 'two' and 10 more
         (with_thoughts(), THOUGHTS, 1 + 12 + 6 + 3 + 10),
         (task(cot_delimiter=' #### '), PROBLEMS, 2 + 10),  # for a delimiter alone as well
@@ -160,7 +164,7 @@ def test_max_new_tokens_is_the_longest_response_and_some_more_after_a_thought(
 @pytest.mark.parametrize('truncation', ['drop_shots', 'reference'])
 def test_a_category_has_the_limit_of_its_own_longest_answer(character_tokenizer, truncation: str):
     """llm-foundry 0.22 makes a data set of each category (`get_icl_task_dataloader`); a subset changes no limit."""
-    problems = [Problem('7*2=', ('fourteen',), None), *PROBLEMS]
+    problems = [OpenQuestion('7*2=', ('fourteen',), None), *PROBLEMS]
     rows = [replace(example, category='baba'[row]) for row, example in enumerate(examples(problems))]
     spec = task(1, has_categories=True)
     made = preparation(character_tokenizer, spec, rows, max_seq_len=14, truncation=truncation)
@@ -234,7 +238,7 @@ def test_requests_have_stops_and_sampling(character_tokenizer, given: dict, expe
     assert (request.sampling, request.stops) == (expected, StopRule(answer_end='\n'))
 
 
-def result(tokenizer, generated: str, spec=None, problem: Problem = THOUGHTS[0], **keys) -> ItemResult:
+def result(tokenizer, generated: str, spec=None, problem: OpenQuestion = THOUGHTS[0], **keys) -> ItemResult:
     """Score one problem by what was generated."""
     spec = spec or with_thoughts()
     (item,) = preparation(tokenizer, spec, examples([problem])).items()
@@ -274,7 +278,13 @@ def test_accuracy_strict_match_numeric_match_and_truncated_share(
 @pytest.mark.parametrize(
     ('generated', 'keys', 'problem', 'corrected', 'reference'),
     [
-        ('so #### b', {}, Problem('?', ('$a$',), 'So.'), (0, 'so #### b'), (1, 'so #### b')),  # gold normalized to ''
+        (
+            'so #### b',
+            {},
+            OpenQuestion('?', ('$a$',), 'So.'),
+            (0, 'so #### b'),
+            (1, 'so #### b'),
+        ),  # gold normalized to ''
         # the reference has no stop and takes the last answer
         ('#### 4\nQ: 1+1=\nA: #### 2', {}, THOUGHTS[0], (0, '#### 4'), (1, '#### 4\nQ: 1+1=\nA: #### 2')),
         # its stops are patterns
@@ -284,7 +294,7 @@ def test_accuracy_strict_match_numeric_match_and_truncated_share(
     ],
 )
 def test_reference_semantics_score_by_the_references_rules(
-    character_tokenizer, generated: str, keys: dict, problem: Problem, corrected: tuple, reference: tuple
+    character_tokenizer, generated: str, keys: dict, problem: OpenQuestion, corrected: tuple, reference: tuple
 ):
     for semantics, expected in (('corrected', corrected), ('reference', reference)):
         spec = replace(with_thoughts(**keys), semantics=semantics)

@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.config.tasks import SETTINGS
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks import prepare
 from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION, Encoder
-from llmfoundry_gauntlet.tasks.generation import Problem
+from llmfoundry_gauntlet.tasks.generation import OpenQuestion
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
@@ -105,7 +105,8 @@ KINDS = {
     'language_modeling': [Example(row=i, content=Passage(f'{i}+{i}=', f'{2 * i}' * 30 ** (i % 2))) for i in range(6)],
     'schema': [Example(row=i, content=Schema((f'the cup{i}', f'a bag{i}'), f'was {i}.', i % 2)) for i in range(6)],
     'generation_task_with_answers': [
-        Example(row=i, content=Problem(f'{i}+{i}=' + '?' * 5 * i, (f'{2 * i}', f'{2 * i}.0'), None)) for i in range(6)
+        Example(row=i, content=OpenQuestion(f'{i}+{i}=' + '?' * 5 * i, (f'{2 * i}', f'{2 * i}.0'), None))
+        for i in range(6)
     ],
 }
 
@@ -132,7 +133,7 @@ def test_a_cached_task_is_not_tokenized_again_and_its_file_counts_as_used(tmp_pa
         os.utime(path, (1, 1))
 
 
-PROBLEM = Problem('1+1=', ('2', 'two'), 'One and one.')
+PROBLEM = OpenQuestion('1+1=', ('2', 'two'), 'One and one.')
 GOLDS = [('2', 'twos'), ('2', 'two', 'II'), ('two', '2')]
 
 

@@ -11,7 +11,7 @@ from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks.base import fewshot_indices, fixed_indices, redrawn_indices, with_shots
 from llmfoundry_gauntlet.tasks.code import CodeProblem
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.generation import Problem
+from llmfoundry_gauntlet.tasks.generation import OpenQuestion
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices
@@ -184,7 +184,7 @@ DUPLICATES = {
     'language_modeling': [Passage(f'{i % 6}+1=', f'{i % 6 + 1}') for i in range(12)],
     'multiple_choice': [Choices(f'{i % 6}?', ('yes', 'no')[:: (-1) ** (i > 5)], i > 5) for i in range(12)],  # turned
     'schema': [Schema((f'the cup {i % 6}', f'the bag {i % 6}'), 'was full.', 1) for i in range(12)],
-    'generation_task_with_answers': [Problem(f'Q{i % 6} ' + ' ' * (i > 5) + '?', ('4',), None) for i in range(12)],
+    'generation_task_with_answers': [OpenQuestion(f'Q{i % 6} ' + ' ' * (i > 5) + '?', ('4',), None) for i in range(12)],
     'code_evaluation': [
         CodeProblem(f'def f{i % 6}():\n', 'f', '    pass\n', 'assert 1', (), 'python') for i in range(12)
     ],

@@ -145,7 +145,7 @@ class Trends:
     warnings: tuple[str, ...]
 
 
-def compare(first: Run, second: Run, *, metric: str | None = None, allow_missing: bool = False) -> Comparison:
+def compare_runs(first: Run, second: Run, *, metric: str | None = None, allow_missing: bool = False) -> Comparison:
     """Return the differences of the second run from the first over the items that both were asked with the same prompt.
 
     `metric` is compared in place of the accuracy for tasks that have it. p-values are corrected for this pair of runs;

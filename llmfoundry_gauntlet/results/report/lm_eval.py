@@ -37,13 +37,13 @@ def lm_eval_record(evaluation: Run) -> dict[str, Any]:
     """Return the tasks that have a score, with their settings, and those of the evaluation."""
     results, record = evaluation.scores, evaluation.record
     model, config, environment = (record.get(key) or {} for key in ('model', 'config', 'environment'))
-    tasks = {key: task for key, task in results.tasks.items() if scores_of(task)}
+    tasks = {key: task for key, task in results.tasks.items() if named_measures(task)}
     names = task_names(tasks)
-    scores = {names[key]: scores_of(task) for key, task in tasks.items()}
+    scores = {names[key]: named_measures(task) for key, task in tasks.items()}
     name = str(model.get('name') or '')
     started = record['timing'].get('started')
     return {
-        'results': {task: result_of(task, found) for task, found in scores.items()},
+        'results': {task: lm_eval_values(task, found) for task, found in scores.items()},
         'group_subtasks': {task: [] for task in scores},
         'configs': {names[key]: config_of(names[key], key, record['tasks'][key]) for key in tasks},
         'versions': dict.fromkeys(scores, record.get('package_version')),
@@ -83,7 +83,7 @@ def num_shots(key: str) -> int:
     return int(key.rpartition('/')[2].removesuffix('-shot'))
 
 
-def scores_of(task: TaskRecord) -> dict[str, MeasureRecord]:
+def named_measures(task: TaskRecord) -> dict[str, MeasureRecord]:
     """Return the metrics that have a value and a name in lm-eval, by that name."""
     found = {}
     for name, measure in (task.metrics or {}).items():
@@ -93,7 +93,7 @@ def scores_of(task: TaskRecord) -> dict[str, MeasureRecord]:
     return found
 
 
-def result_of(name: str, scores: Mapping[str, MeasureRecord]) -> dict[str, Any]:
+def lm_eval_values(name: str, scores: Mapping[str, MeasureRecord]) -> dict[str, Any]:
     """Return the values and standard errors of a task."""
     found: dict[str, Any] = {'alias': name}
     for metric, measure in scores.items():

@@ -25,7 +25,7 @@ from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.results.report.printing import TITLE, origin_banner, shortened_banner
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
 from llmfoundry_gauntlet.results.report.sections import make_sections
-from llmfoundry_gauntlet.results.report.tables import MINUS, Row, ends_of, shortened, visible
+from llmfoundry_gauntlet.results.report.tables import MINUS, TableRow, ends_of, shorten_middle, visible
 from llmfoundry_gauntlet.results.runs import Run, RunSeries, find_runs
 from llmfoundry_gauntlet.results.samples import prompts_of, shared_key
 from llmfoundry_gauntlet.results.token_limits import ended_at_limit
@@ -107,7 +107,7 @@ def make_page(
 def default_title(runs: Sequence[RunSeries]) -> str:
     """Return the name of a single run's model, else of the gauntlet."""
     name = (runs[0].last.record['model'] or {}).get('name')
-    return f'{TITLE}: {shortened(str(name), 80)}' if len(runs) == 1 and name else TITLE
+    return f'{TITLE}: {shorten_middle(str(name), 80)}' if len(runs) == 1 and name else TITLE
 
 
 def make_environment() -> Environment:
@@ -145,7 +145,7 @@ def typographic(number: str) -> str:
     return re.sub(r'^-(?=[0.]+$)', '', number.strip()).replace('-', MINUS)
 
 
-def bars(row: Row, domain: tuple[float, float]) -> tuple[str | None, list[tuple[int, list[str]]]]:
+def bars(row: TableRow, domain: tuple[float, float]) -> tuple[str | None, list[tuple[int, list[str]]]]:
     """Return where the table draws chance, and the low end, value and high end of each run, on an axis of 100."""
     low, high = domain
 
@@ -221,14 +221,14 @@ class Sample:
     def preview(self) -> str:
         """Return the question in one line; the first one if each choice has its own."""
         first = self.choices[0] if self.choices else None
-        return shortened(' '.join((self.question or first or '')[: 100 * PREVIEW].split()), 3 * PREVIEW)
+        return shorten_middle(' '.join((self.question or first or '')[: 100 * PREVIEW].split()), 3 * PREVIEW)
 
     def answer(self, found: int | str | None) -> str:
         """Return a correct or predicted answer in one line, '' if there is none."""
         if isinstance(found, int):
             choice = self.choices[found] if found < len(self.choices) else None
             found = f'choice {found}' if choice is None else choice
-        return shortened(' '.join((found or '')[: 100 * PREVIEW].split()), PREVIEW)
+        return shorten_middle(' '.join((found or '')[: 100 * PREVIEW].split()), PREVIEW)
 
     def prediction(self, result: ItemResult) -> str:
         """Return the choice or generation of a run in one line."""
@@ -313,7 +313,7 @@ def find_prompts(
         task = run.tasks[key]
         if isinstance(task, ScoreTask):
             task = score_task(task.spec, run.data.suite.tasks).with_settings(run.data.settings)
-        examples = read_examples(task, data_root or run.data.settings.data_root)
+        examples = local_examples(task, data_root or run.data.settings.data_root)
         if isinstance(examples, str):
             yield from ((result, examples) for result in results)
             continue
@@ -323,7 +323,7 @@ def find_prompts(
             yield result, NO_ROW if candidates is None else candidates.get(result.prompt_sha256, CHANGED)
 
 
-def read_examples(task: Task, data_root: str) -> Sequence[Example] | str:
+def local_examples(task: Task, data_root: str) -> Sequence[Example] | str:
     """Return a task's examples from local files, or the reason why they cannot be read."""
     source = task.source or task if isinstance(task, ScoreTask) else task
     if '://' in source.dataset_uri:

@@ -25,8 +25,8 @@ from llmfoundry_gauntlet.results.report.tables import (
     MINUS,
     Cell,
     Column,
-    Row,
     Table,
+    TableRow,
     ends_of,
     print_tables,
 )
@@ -81,7 +81,7 @@ def print_scores(evaluations: Sequence[Run], form: str = 'table', *, with_paths:
     if form == 'table':
         seconds = [f'{one.scores.timing.seconds:.1f}' for one in evaluations]
         empty = [''] * (len(table.columns) - len(seconds))
-        table = replace(table, parts=[*table.parts, [Row(name='seconds', cells=[*seconds, *empty])]])
+        table = replace(table, parts=[*table.parts, [TableRow(name='seconds', cells=[*seconds, *empty])]])
     print_tables(form, [table], [asdict(row) for one in evaluations for row in one.rows])
     for one in evaluations if form == 'table' and with_paths else ():
         print(one.folder / RESULTS)
@@ -106,17 +106,17 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
         if task.num_shortened
     }
 
-    def heading(name: str) -> Row:
-        return Row(name=name, cells=[''] * len(columns), is_bold=True)
+    def heading(name: str) -> TableRow:
+        return TableRow(name=name, cells=[''] * len(columns), is_bold=True)
 
-    def rows(kind: str, names: Iterable[str]) -> Iterator[Row]:
+    def rows(kind: str, names: Iterable[str]) -> Iterator[TableRow]:
         for name in names:
             found = [one.headline.get((kind, name)) for one in evaluations]
             if all(row is None or row.value is None for row in found):
                 continue
             chance = None if found[0] is None else found[0].chance
             beside = [chance, majority.get(name) if kind == 'task' else None] if is_single else []
-            yield Row(
+            yield TableRow(
                 name=name,
                 cells=[*found, *beside],
                 is_bold=kind in ('category', 'average'),
@@ -129,7 +129,7 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
     for kind, name in dict.fromkeys(name for one in evaluations for name in one.headline):
         lines[kind].append(name)
     categories = {task: name for one in reversed(evaluations) for task, name in one.task_categories.items()}
-    tasks: list[Row] = []
+    tasks: list[TableRow] = []
     for category in dict.fromkeys([*lines['category'], OTHER_TASKS]):
         members = list(rows('task', [name for name in lines['task'] if categories.get(name, OTHER_TASKS) == category]))
         if members and categories:
@@ -232,7 +232,7 @@ def absences(cells: Iterable[tuple[str, Measure | ScoreRow]]) -> list[str]:
     return [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
 
 
-def by_size(rows: Iterable[Row], place: int) -> list[Row]:
+def by_size(rows: Iterable[TableRow], place: int) -> list[TableRow]:
     """Return the rows whose measure in this place has a value, the largest first."""
     values = [(row, cell.value) for row in rows if isinstance(cell := row.cells[place], Measure)]
     known = [(row, value) for row, value in values if value is not None]
@@ -287,7 +287,7 @@ def difference_table(
             scores: list[Cell] = [one.first, one.second]
             difference: list[Cell] = [one.difference, one.p_holm, one.detectable]
             cells = [*difference, *scores] if difference_first else [*scores, *difference]
-            rows.append(Row(name=name, cells=cells, is_bold=kind == 'composites'))
+            rows.append(TableRow(name=name, cells=cells, is_bold=kind == 'composites'))
         parts.append(by_size(rows, 0 if difference_first else 2))
     every = {name: one for group in comparison.groups.values() for name, one in group.items()}
     of_file = [name for name, one in every.items() if one.is_of_file]
@@ -367,14 +367,14 @@ def trends_table(found: Trends) -> Table:
     columns = [Column('slope', SIGNED, with_error=True), Column('noise')]
     columns += [Column('signal/noise', '{:.1f}'.format, absent='')]
     unit = min(BATCHES, found.batches[-1] - found.batches[0])  # no slope beyond the batches that were seen
-    parts: list[list[Row]] = [[], []]
+    parts: list[list[TableRow]] = [[], []]
     for name, one in found.trends.items():
         p = p_value(one.slope)
         ratio = None if p is None or p >= CLEAR else one.signal_to_noise
         slope = one.slope if one.slope.value is None else weighted_sum([one.slope], [unit])
         cells: list[Cell] = [slope, one.noise, ratio]
         is_composite = name in found.composites
-        parts[is_composite].append(Row(name=name, cells=cells, is_bold=is_composite))
+        parts[is_composite].append(TableRow(name=name, cells=cells, is_bold=is_composite))
     return Table(
         title=f'slope per {unit} batches over {len(found.batches)} checkpoints, ba{found.batches[0]} to '
         f'ba{found.batches[-1]}',
@@ -392,19 +392,19 @@ def print_estimate(estimate: Estimate, form: str = 'table') -> None:
     names = [name for name in (rows[0] if rows else ()) if name != 'task']
     rows.append({'task': 'all', **{name: sum(row[name] for row in rows) for name in names}})
     counts = ('items', 'tokens', 'generated tokens at most', 'shortened')
-    columns = [*(Column(name, counted) for name in counts), Column('seconds', '{:.1f}'.format)]
-    cells = [Row(name=row['task'], cells=[row[name] for name in names]) for row in rows]
-    tables = [Table(title='Dry run', columns=columns, parts=[cells[:-1], cells[-1:]], notes=summary(estimate))]
+    columns = [*(Column(name, count_cell) for name in counts), Column('seconds', '{:.1f}'.format)]
+    cells = [TableRow(name=row['task'], cells=[row[name] for name in names]) for row in rows]
+    tables = [Table(title='Dry run', columns=columns, parts=[cells[:-1], cells[-1:]], notes=estimate_lines(estimate))]
     tables += [targets_table(estimate)] if estimate.targets else []
     print_tables(form, tables, rows, {**asdict(estimate), 'total_seconds': estimate.total_seconds})
 
 
 def targets_table(estimate: Estimate) -> Table:
     """Return what subsets by precision target take and give."""
-    columns = [Column('items', counted), Column('seconds', '{:.1f}'.format)]
+    columns = [Column('items', count_cell), Column('seconds', '{:.1f}'.format)]
     columns += [Column(name, '{:.4f}'.format) for name in ('error', 'of the files', 'MDE')]
     rows = [
-        Row(
+        TableRow(
             name=f'{100 * one.share:g}%' if one.share else 'all items',
             cells=[one.num_items, one.seconds, one.standard_error, one.standard_error_of_file, one.detectable],
         )
@@ -414,12 +414,12 @@ def targets_table(estimate: Estimate) -> Table:
     return Table(title=title, columns=columns, parts=[rows], name='target', legend=TARGETS_LEGEND)
 
 
-def counted(value: int) -> str:
+def count_cell(value: int) -> str:
     """Return a count, '' for 0."""
     return f'{value:,}' if value else ''
 
 
-def summary(estimate: Estimate) -> list[str]:
+def estimate_lines(estimate: Estimate) -> list[str]:
     """Return the total time, its parts, and how it was estimated."""
     parts = ', '.join(f'{name} {seconds:.1f} s' for name, seconds in estimate.seconds.items())
     ranks = f' on {estimate.num_ranks} ranks' if estimate.num_ranks > 1 else ''

@@ -14,10 +14,10 @@ from typing import Any
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.errors import RecordError
-from llmfoundry_gauntlet.results.report.comparison import Comparison, compare, corrected
+from llmfoundry_gauntlet.results.report.comparison import Comparison, compare_runs, corrected
 from llmfoundry_gauntlet.results.report.printing import OTHER_TASKS, difference_table, scores_table, share_notes
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
-from llmfoundry_gauntlet.results.report.tables import MINUS, Cell, Column, Row, Table, ends_of, visible
+from llmfoundry_gauntlet.results.report.tables import MINUS, Cell, Column, Table, TableRow, ends_of, visible
 from llmfoundry_gauntlet.results.runs import Run, RunSeries
 
 BY_VARIANT = 'accuracy_by_variant'
@@ -68,7 +68,7 @@ def make_sections(runs: Sequence[RunSeries]) -> list[Section]:
 def curves_section(runs: Sequence[RunSeries]) -> Section:
     """Return the learning curves of averages and categories, and the training loss, with one axis."""
     losses = [row for run in runs for row in loss_rows(run)]
-    rows = [*rows_of(runs, 'average'), *losses, *rows_of(runs, 'category')]
+    rows = [*headline_rows(runs, 'average'), *losses, *headline_rows(runs, 'category')]
     charts = curves(rows, baseline=0.0 if is_rescaled(runs) else None)
     if not charts:
         return Section(name='curves', title='Learning curves')
@@ -84,7 +84,7 @@ def tasks_section(runs: Sequence[RunSeries]) -> Section:
     """Return the learning curves of tasks, by category."""
     categories = categories_of(runs)
     charts: dict[str, dict[str, Any]] = {name: {} for name in [*dict.fromkeys(categories.values()), OTHER_TASKS]}
-    for name, chart in curves(rows_of(runs, 'task'), domain=(0, 1)).items():
+    for name, chart in curves(headline_rows(runs, 'task'), domain=(0, 1)).items():
         charts[categories.get(name, OTHER_TASKS)][name] = chart.properties(height=90)
     found = {name: group for name, group in charts.items() if group}
     notes = ['Accuracy with its 95 % interval; the dashed line is chance.']
@@ -105,7 +105,7 @@ def loss_rows(run: RunSeries) -> list[ScoreRow]:
     return rows
 
 
-def rows_of(runs: Sequence[RunSeries], kind: str) -> list[ScoreRow]:
+def headline_rows(runs: Sequence[RunSeries], kind: str) -> list[ScoreRow]:
     """Return the headline numbers of a kind in all evaluations, under the names of the runs."""
     found = [(run.name, row) for run in runs for one in run.evaluations for row in one.headline.values()]
     return [replace(row, run=name) for name, row in found if row.kind == kind]
@@ -178,7 +178,7 @@ def recorded_shares(evaluation: Run) -> dict[str, dict[str, float]]:
 def with_counts(table: Table, evaluation: Run) -> Table:
     """Return the table with the items and seconds of each task."""
 
-    def counts(row: Row) -> list[Cell]:
+    def counts(row: TableRow) -> list[Cell]:
         task = evaluation.scores.tasks.get(row.name)
         return [task.num_items, evaluation.scores.timing.tasks.get(row.name)] if task is not None else [None, None]
 
@@ -198,13 +198,16 @@ def score_section(runs: Sequence[RunSeries]) -> Section:
         heads = [f'{name.partition("/")[2]}{f" {run}" if len(runs) > 1 else ""}' for name, run in columns]
         variants = {row.part: None for row in rows if row.metric == BY_VARIANT and (row.name, row.run) in columns}
         parts = [
-            [Row(name=part or name, cells=[found.get((*one, name, part)) for one in columns]) for name, part in lines]
+            [
+                TableRow(name=part or name, cells=[found.get((*one, name, part)) for one in columns])
+                for name, part in lines
+            ]
             for lines in ([(name, None) for name in SCORE_METRICS], [(BY_VARIANT, part) for part in variants])
         ]
         accuracies = [found.get((*one, 'accuracy', None)) for one in columns]
         chances: list[Cell] = [None if accuracy is None else accuracy.chance for accuracy in accuracies]
         if any(chance is not None for chance in chances):
-            parts[0].insert(1, Row(name='chance', cells=chances))
+            parts[0].insert(1, TableRow(name='chance', cells=chances))
         heading = [Column(head, with_error=True, absent='') for head in heads]
         tables.append(Table(title=dataset, columns=heading, parts=parts))
     notes = ['The same questions asked in several ways: accuracy, and how often two answers to one question agree.']
@@ -226,7 +229,7 @@ def changes_section(runs: Sequence[RunSeries]) -> Section:
         name = f'{other} {MINUS} {one}'
         names[name] = one, other
         try:
-            found[name] = compare(*compared)
+            found[name] = compare_runs(*compared)
         except RecordError as error:
             notes.append(f'{name} cannot be compared: {"; ".join(error.problems)}')
     tables: list[Table] = []
@@ -242,14 +245,14 @@ def changes_section(runs: Sequence[RunSeries]) -> Section:
 
 def evaluations_section(runs: Sequence[RunSeries]) -> Section:
     """Return the cost of each evaluation, and the settings of the last ones."""
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for run in runs:
         for one in run.evaluations:
             timing, environment = one.record['timing'], one.record.get('environment') or {}
             counts = [timing.get(key) for key in ('model_tokens', 'batches', 'reused_items')]
             words = [str(environment.get(key) or '') for key in ('device', 'precision', 'num_ranks')]
             name = one.name if len(runs) == 1 else f'{run.name} {one.name}'
-            rows.append(Row(name=name, cells=[timing['seconds'], *counts, *words]))
+            rows.append(TableRow(name=name, cells=[timing['seconds'], *counts, *words]))
     columns = [Column('seconds', '{:.1f}'.format)]
     columns += [Column(name, '{:,}'.format, absent='') for name in ('tokens', 'batches', 'reused items')]
     columns += [Column(name) for name in ('device', 'precision', 'ranks')]

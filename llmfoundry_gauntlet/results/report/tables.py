@@ -78,7 +78,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """A row of a table: its name, a mark that a note explains, and its other cells.
 
     Scores of several tasks are bold; `is_indented` is a task below the category it counts for. Only the report page has
@@ -108,7 +108,7 @@ class Table:
 
     title: str
     columns: Sequence[Column]
-    parts: Sequence[Sequence[Row]]
+    parts: Sequence[Sequence[TableRow]]
     name: str = ''
     domain: tuple[float, float] | None = None
     legend: str = ''
@@ -116,12 +116,12 @@ class Table:
     warnings: Sequence[str] = ()
 
     @property
-    def reading_order(self) -> list[Sequence[Row]]:
+    def reading_order(self) -> list[Sequence[TableRow]]:
         """Return the parts, averages first, which only the terminal shows last, as the end of its table."""
         return sorted(filter(None, self.parts), key=lambda part: not all(row.is_bold for row in part))
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TableRow]:
         """Return all rows in reading order."""
         return [row for part in self.reading_order for row in part]
 
@@ -133,11 +133,11 @@ class Table:
         warnings = [f'warning: {warning}' for warning in self.warnings]
         return [*filter(None, ['; '.join(filter(None, legend))]), *self.notes, *warnings]
 
-    def pairs(self, row: Row) -> list[tuple[Column, Cell]]:
+    def pairs(self, row: TableRow) -> list[tuple[Column, Cell]]:
         """Return the cells of a row with their columns."""
         return list(zip(self.columns, row.cells, strict=True))
 
-    def texts(self, row: Row) -> list[str]:
+    def texts(self, row: TableRow) -> list[str]:
         """Return the cells of a row as texts, errors in cells of their own."""
         return [
             text.strip()
@@ -181,7 +181,7 @@ def print_table(table: Table) -> None:
 
     Names are shortened to fit; if numbers need more room, the table is wider.
     """
-    header = [shortened(name, HEADER_LENGTH) for name in table.header]
+    header = [shorten_middle(name, HEADER_LENGTH) for name in table.header]
     parts = [[(row, table.texts(row)) for row in part] for part in table.parts if part]
     rows = [texts for part in parts for _, texts in part]
     widths = [max(map(cell_len, cells)) for cells in zip(header, *rows, strict=True)]
@@ -195,7 +195,7 @@ def print_table(table: Table) -> None:
         shown.add_column(escape(name), justify='right', no_wrap=True, width=width)
     for part in parts:
         for row, texts in part:
-            name = escape(shortened(row.full_name, room))
+            name = escape(shorten_middle(row.full_name, room))
             shown.add_row(f'[bold]{name}[/bold]' if row.is_bold else name, *map(escape, texts))
         shown.add_section()
     console.print(table.title, style='bold', highlight=False, markup=False)
@@ -207,18 +207,20 @@ def print_table(table: Table) -> None:
 def as_markdown(table: Table) -> str:
     """Return a table in Markdown below its title."""
     header = [table.name, *table.header]
-    rows = [
-        [f'**{plain(row.name)}**' if row.is_bold else plain(row.full_name.strip()), *table.texts(row)]
-        for row in table.rows
-    ]
+    rows = []
+    for row in table.rows:
+        name = f'**{without_markdown(row.name)}**' if row.is_bold else without_markdown(row.full_name.strip())
+        rows.append([name, *table.texts(row)])
     cells = [[cell if place == 0 else cell.replace('*', r'\*') for place, cell in enumerate(row)] for row in rows]
     align = ['left', *['right'] * (len(header) - 1)]
-    text = tabulate(cells, map(plain, header), tablefmt='pipe', colalign=align if rows else None, disable_numparse=True)
-    lines = ''.join(f'- {plain(line)}\n' for line in table.footer)
-    return f'{plain(table.title)}\n\n{text}\n' + (f'\n{lines}' if lines else '')
+    headings = [without_markdown(name) for name in header]
+    text = tabulate(cells, headings, tablefmt='pipe', colalign=align if rows else None, disable_numparse=True)
+    title = without_markdown(table.title)
+    lines = ''.join(f'- {without_markdown(line)}\n' for line in table.footer)
+    return f'{title}\n\n{text}\n' + (f'\n{lines}' if lines else '')
 
 
-def plain(text: str) -> str:
+def without_markdown(text: str) -> str:
     """Return a text as one line without Markdown markup."""
     return SPECIAL.sub(lambda found: f'\\{found[0]}', ' '.join(text.split()))
 
@@ -228,7 +230,7 @@ def visible(text: str) -> str:
     return UNPRINTABLE.sub(lambda found: found[0].encode('unicode_escape').decode('ascii'), text)
 
 
-def shortened(text: str, length: int) -> str:
+def shorten_middle(text: str, length: int) -> str:
     """Return the text, its middle omitted if it has more than `length` characters; the shots of a task stay."""
     if len(text) <= length:
         return text

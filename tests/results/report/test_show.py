@@ -35,7 +35,7 @@ from rich.cells import cell_len
 
 from llmfoundry_gauntlet import read_runs, samples_frame, scores_frame
 from llmfoundry_gauntlet.results import runs as runs_module
-from llmfoundry_gauntlet.results.report.tables import plain
+from llmfoundry_gauntlet.results.report.tables import without_markdown
 from llmfoundry_gauntlet.results.runs import summarize_again
 
 GROUPED = ['reading', CHOICES, RIDDLES, 'rest', TOPICS, LINES]  # of `CATEGORIES`; choices are in both
@@ -190,7 +190,7 @@ def test_duplicate_runs_are_shown_once_and_named_by_what_differs(shown, runs, tm
 def test_markdown_syntax_in_names_is_escaped(shown, runs: dict[str, Path], tmp_path: Path):
     run = copy_run(runs['a'], tmp_path / 'a|b_*c*_<b>')
     assert r'a\|b\_\*c\*\_\<b>' in shown(run, form='markdown').splitlines()[2]
-    assert plain('_a_b_ `c`\n[d](e) \\') == r'\_a_b\_ \`c\` \[d](e) \\'
+    assert without_markdown('_a_b_ `c`\n[d](e) \\') == r'\_a_b\_ \`c\` \[d](e) \\'
 
 
 @pytest.mark.slow
