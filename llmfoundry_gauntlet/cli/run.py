@@ -270,9 +270,9 @@ def train(file: File, overrides: Overrides = None) -> None:
     The keys are in the documentation (In training).
     """
     start_logging()
-    from llmfoundry_gauntlet.composer.train import train as train_from
+    from llmfoundry_gauntlet.composer.train import train_from_file
 
-    train_from(file, overrides or [])
+    train_from_file(file, overrides or [])
 
 
 def evaluate(file: File, overrides: Overrides = None) -> None:

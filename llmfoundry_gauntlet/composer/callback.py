@@ -23,10 +23,10 @@ from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.composer.records import Records, TrainingLoss, checkpoint_savers, environment
 from llmfoundry_gauntlet.composer.trainer_loop import (
     after_each_evaluation,
+    composer_model_of,
     make_evaluator,
     run_evaluator,
     trainer_of,
-    unwrapped,
 )
 from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.config.settings import INTERVAL_WORDS
@@ -178,7 +178,7 @@ class EvalGauntlet(Callback):
     def before_load(self, state: State, logger: Logger) -> None:
         """Prepare the items and attach the evaluator; the Trainer would remove one attached at `init`."""
         warn_of_libraries(logger.destinations)
-        model = unwrapped(state.model)
+        model = composer_model_of(state.model)
         prepared = prepare_for_model(self.data, model)
         self.data = prepared.data  # without tasks whose programs cannot run here
         for reason in dict.fromkeys(self.data.unsupported.values()):
@@ -374,7 +374,7 @@ class EvalGauntlet(Callback):
         given = state.eval_metrics[self.label]
         state.eval_metrics[self.label] = dict(given)
         given.clear()
-        model = unwrapped(state.model)
+        model = composer_model_of(state.model)
         if loader.use(model) and not is_sharded(model.model):
             self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         loader.journal = self._journal(state)
@@ -421,7 +421,7 @@ class EvalGauntlet(Callback):
         prepared = self.loader.prepared
         if self._digest is None or self._digest[0] is not prepared:
             self._digest = prepared, digest_of_items(prepared)
-        model = model_fingerprint(unwrapped(state.model), is_sharded=state.fsdp_enabled)
+        model = model_fingerprint(composer_model_of(state.model), is_sharded=state.fsdp_enabled)
         identity = identity_of(
             self.loader.prepared, items=self._digest[1], model=model, precision=state.precision.value
         )
@@ -438,7 +438,7 @@ class EvalGauntlet(Callback):
                 loss=self.loss.mean,
                 loss_batches=self.loss.num_batches or None,
             )
-        model = unwrapped(state.model)
+        model = composer_model_of(state.model)
         journal = None if self.loader is None else self.loader.journal
         write = partial(
             write_records,

@@ -96,7 +96,7 @@ def download(uri: str, folder: Path) -> tuple[Path, str]:
     """Download a model into a folder; return its local path and its URI. Raise ModelError or StoreError."""
     bucket, _, key = uri.partition('://')[2].partition('/')
     store = Store(f'{scheme_of(uri)}://{bucket}')
-    checkpoint = find_model(store, key.rstrip('/'))
+    checkpoint = checkpoint_at(store, key.rstrip('/'))
     path = folder / 'model' / PurePosixPath(checkpoint.name).name
     own_uri = f'{store.uri}/{checkpoint.name}'.removesuffix('/.')
     names = [file.name for file in checkpoint.files]
@@ -125,7 +125,7 @@ def named_as(uri: str, path: Path) -> Iterator[None]:
         raise ModelError([problem.replace(str(path), uri) for problem in error.problems]) from error
 
 
-def find_model(store: Store, key: str) -> Checkpoint:
+def checkpoint_at(store: Store, key: str) -> Checkpoint:
     """Return the checkpoint at a key of a bucket, following a link. Raise ModelError."""
     files = {file.name: file for file in store.files(key)}
     for link in (key, f'{key}{LINK}'):
@@ -134,7 +134,7 @@ def find_model(store: Store, key: str) -> Checkpoint:
             target = text.removeprefix(f'{store.uri}/').strip('/')
             if not target or target.endswith(LINK):
                 raise ModelError(f'{store.uri}/{link}: leads to {text!r}; allowed: the key of a checkpoint')
-            return find_model(store, target)
+            return checkpoint_at(store, target)
     if key in files:
         return Checkpoint(name=key, files=(files[key],))
     below = [file for name, file in files.items() if name.startswith(f'{key}/') or not key]

@@ -177,7 +177,7 @@ def load_network(
     if is_meta:
         return network
     targets = network.state_dict()
-    places = places_of(network, weights.tensors)
+    places = stored_names_of(network, weights.tensors)
     check_names(name, network, places)
     found = {places[own]: target for own, target in targets.items() if own in places}
     check_tensors(name, {stored: (weights.tensors[stored], target) for stored, target in found.items()})
@@ -203,7 +203,7 @@ def first_of_tied(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     return list(firsts.values())
 
 
-def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
+def stored_names_of(network: Any, stored: Collection[str]) -> dict[str, str]:
     """Map the network's name of each weight to its stored name; legacy and unprefixed names as in transformers."""
     prefix = network.base_model_prefix
     is_bare = hasattr(network, prefix) and not any(name.startswith(prefix) for name in stored)
@@ -213,7 +213,7 @@ def places_of(network: Any, stored: Collection[str]) -> dict[str, str]:
 
 
 def check_names(name: str, network: Any, places: Mapping[str, str]) -> None:
-    """Raise ModelError if any weight is missing or unknown; `places` is the result of `places_of`."""
+    """Raise ModelError if any weight is missing or unknown; `places` is the result of `stored_names_of`."""
     targets = network.state_dict()
     buffers = dict(network.named_buffers())
     found = {identity(targets[own]) for own in places if own in targets}
@@ -312,7 +312,7 @@ class CheckpointContent:
     timestamp: Timestamp | None
 
 
-def is_sharded(path: Path) -> bool:
+def is_sharded_checkpoint(path: Path) -> bool:
     """Return whether a folder is a sharded checkpoint, complete or not."""
     return (path / METADATA).is_file() or any(path.glob(f'*{SHARD}'))
 

@@ -32,7 +32,7 @@ from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, world_s
 from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
 from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
-Answer = TypeVar('Answer')
+Returned = TypeVar('Returned')
 
 NEW_TOKENS = 64  # maximum length of a timed generation
 NUM_GENERATIONS = 6  # maximum number of timed generations per task
@@ -127,7 +127,7 @@ def distinct(batch: ContinuousBatch) -> list[GenerateRequest]:
     return [request for request in batch.requests if names[request.key] == request.key]
 
 
-def timed(loader: EvaluationLoader, work: Callable[[], Answer]) -> tuple[float, Answer]:
+def timed(loader: EvaluationLoader, work: Callable[[], Returned]) -> tuple[float, Returned]:
     """Call a function; return the seconds it took and its result."""
     device = loader.runner.language_model.device
     started = time.perf_counter()

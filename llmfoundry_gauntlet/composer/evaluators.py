@@ -10,7 +10,7 @@ from composer.core import Evaluator
 from composer.models import HuggingFaceModel
 from torchmetrics import Metric
 
-from llmfoundry_gauntlet.composer.trainer_loop import make_evaluator, unwrapped
+from llmfoundry_gauntlet.composer.trainer_loop import composer_model_of, make_evaluator
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import load_inputs
 from llmfoundry_gauntlet.evaluation.run import one_task
@@ -62,7 +62,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
     if settings.get('time_budget') is not None:
         raise ConfigError('time_budget: is divided among tasks; use the callback EvalGauntlet(time_budget=...)')
     data = load_inputs({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators')
-    prepared_tasks = prepare_for_model(data, unwrapped(model))
+    prepared_tasks = prepare_for_model(data, composer_model_of(model))
     evaluators = []
     metrics: dict[str, TaskMetric] = {}
     data = prepared_tasks.data

@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     CONFIG,
     CheckpointContent,
     Weights,
-    is_sharded,
+    is_sharded_checkpoint,
     load_network,
     model_errors,
     place_of_config,
@@ -168,7 +168,7 @@ def open_local(path: Path, settings: ModelSettings) -> ModelSource:
     """Open a local file or folder. Raise ModelError."""
     if path.is_file():
         return open_checkpoint(path, read_file(path), settings)
-    if is_sharded(path):
+    if is_sharded_checkpoint(path):
         return open_checkpoint(path, read_sharded(path, wants_tokenizer=settings.tokenizer is None), settings)
     if not (path / CONFIG).is_file():
         files = [file for pattern in ('*', '*/*') for file in path.glob(pattern) if file.is_file()]

@@ -31,8 +31,8 @@ from llmfoundry_gauntlet.tasks.encode import tokenizer_fingerprint
 
 log = logging.getLogger('llmfoundry_gauntlet')
 
-Batch = dict[str, torch.Tensor]
-Row = npt.NDArray[np.int64]  # token ids
+TrainingBatch = dict[str, torch.Tensor]
+TokenRow = npt.NDArray[np.int64]  # token ids
 NO_LABEL = -100  # label of positions that the loss ignores
 DOCUMENTS_AT_ONCE = 1000  # enough for a fast tokenizer's threads
 TOKENS, ENDS = 'tokens.uint32', 'ends.uint64'  # all token ids; the end offset of each document
@@ -57,7 +57,7 @@ class TrainDataConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRows(Dataset[Row]):
+class TokenRows(Dataset[TokenRow]):
     """Rows of token ids from one long stream: blocks of `length`, or documents truncated at it."""
 
     tokens: npt.NDArray[np.uint32]  # [num_tokens]
@@ -68,7 +68,7 @@ class TokenRows(Dataset[Row]):
     def __len__(self) -> int:
         return len(self.tokens) // self.length if self.packed else len(self.ends)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> TokenRow:
         """Return a row of at most `length` tokens; with `packed` those after the last full block are dropped."""
         if self.packed:
             start, stop = index * self.length, (index + 1) * self.length
@@ -163,7 +163,7 @@ def digest_of(paths: list[Path], tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def collate(rows: list[Row], *, pad: int) -> Batch:
+def collate(rows: list[TokenRow], *, pad: int) -> TrainingBatch:
     """Return rows padded on the right to the longest; padding is masked in attention and loss."""
     length = max(map(len, rows))
     input_ids = torch.full((len(rows), length), pad)

@@ -236,7 +236,7 @@ class Components:
     loggers: Sequence[LoggerDestination]
 
 
-def read_config(path: str, overrides: list[str], *, num_ranks: int = 1) -> tuple[TrainConfig, tuple[str, ...]]:
+def read_training_config(path: str, overrides: list[str], *, num_ranks: int = 1) -> tuple[TrainConfig, tuple[str, ...]]:
     """Return the checked settings of a YAML file with overrides such as `optimizer.lr=1e-3` applied.
 
     llm-foundry's top-level ICL keys are moved into the callback; the returned lines report the translation of each key.
@@ -400,9 +400,9 @@ def print_evaluations(trainer: Trainer) -> None:
             print(f'checkpoints: {callback.folder}')
 
 
-def train(path: str, overrides: list[str]) -> None:
+def train_from_file(path: str, overrides: list[str]) -> None:
     """Train from a YAML file and print the scores. Raise GauntletError."""
-    config, lines = read_config(path, overrides, num_ranks=world_size())
+    config, lines = read_training_config(path, overrides, num_ranks=world_size())
     if lines and global_rank() == 0:
         print('\n'.join(lines), flush=True)
     collected = Collected()

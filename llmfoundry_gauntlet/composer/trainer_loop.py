@@ -97,7 +97,7 @@ def make_evaluator(
     )
 
 
-def unwrapped(model: Any) -> HuggingFaceModel:
+def composer_model_of(model: Any) -> HuggingFaceModel:
     """Return the Composer model without DDP. Raise ModelError unless it is a HuggingFaceModel with a tokenizer."""
     if isinstance(model, DistributedDataParallel):
         model = model.module

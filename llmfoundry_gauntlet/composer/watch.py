@@ -71,14 +71,14 @@ class WatchSettings:
     stop_seconds: float | None = None
 
 
-def watch(options: WatchSettings) -> list[tuple[str, str, str]]:
+def watch_checkpoints(options: WatchSettings) -> list[tuple[str, str, str]]:
     """Evaluate checkpoints until the watch ends; return name, state and detail of each. Raise GauntletError.
 
     Settings, tasks, data, loggers and folders are checked before anything is claimed. A checkpoint that cannot be
     evaluated is reported and skipped. SIGTERM and SIGINT release the claim and raise SystemExit. All ranks of the
     `composer` launcher call this; rank 0 lists and decides.
     """
-    device, data = check_options(options)
+    device, data = check_watch_options(options)
     dist.initialize_dist(device, timeout=DIST_TIMEOUT)
     watcher = Watcher(options, data)  # used by rank 0 only
     on_first_rank(watcher.start)
@@ -98,7 +98,7 @@ def going_on() -> str:
     return 'finished items are kept, and the claim is released\nto go on: the same command again'
 
 
-def check_options(options: WatchSettings) -> tuple[str, EvaluationData]:
+def check_watch_options(options: WatchSettings) -> tuple[str, EvaluationData]:
     """Return the device, and tasks and data. Raise GauntletError with every problem found."""
     collected = Collected()
     device, data = '', None

@@ -36,7 +36,7 @@ def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, A
     columns = parsing_map(task, data.column_names)
     if columns is None:
         rows = data.with_format('arrow')[:].to_pylist()
-        return [{key: json_value(value) for key, value in row.items()} for row in rows]
+        return [{key: to_json_types(value) for key, value in row.items()} for row in rows]
     data = data.select_columns(list(dict.fromkeys(column for named in columns.values() for column in named)))
     problems: list[str] = []
     rows = [
@@ -148,24 +148,24 @@ def mapped_row(
     found: dict[str, Any] = {}
     for key, named in columns.items():
         values = [row[column] for column in named]
-        if len(values) == 1 and (key == 'gold' or json_value(values[0]) is None or isinstance(values[0], KEPT)):
-            found[key] = json_value(values[0])
+        if len(values) == 1 and (key == 'gold' or to_json_types(values[0]) is None or isinstance(values[0], KEPT)):
+            found[key] = to_json_types(values[0])
             continue
-        empty = [column for column in named if json_value(row[column]) is None]
+        empty = [column for column in named if to_json_types(row[column]) is None]
         if empty:
             problems.append(f'{place}: {key} joins {", ".join(named)}, but {empty[0]} is empty; allowed: text')
         found[key] = ' '.join(map(str, values))
     return found
 
 
-def json_value(value: Any) -> Any:
+def to_json_types(value: Any) -> Any:
     """Convert a value to JSON types; NaN and infinity become None, other types such as bytes and dates a mapping."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
-        return [json_value(inner) for inner in value]
+        return [to_json_types(inner) for inner in value]
     if isinstance(value, Mapping):
-        return {str(key): json_value(inner) for key, inner in value.items()}
+        return {str(key): to_json_types(inner) for key, inner in value.items()}
     return {type(value).__name__: hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)}

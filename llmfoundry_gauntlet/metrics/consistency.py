@@ -151,7 +151,11 @@ def perturbation_score(
     by_gold = split_accuracy(results, operator.attrgetter('gold'), macro=macro, missing=missing)
     of_variants = [part.value for part in by_variant.values() if part.value is not None]
     right = [all(result.score == 1 for result in group) for group in complete] if missing is None else []
-    rates = [(rate, cluster_number(group[0])) for group in complete if (rate := agreement(group, equal)) is not None]
+    rates = []
+    for group in complete:
+        rate = agreement(group, equal)
+        if rate is not None:
+            rates.append((rate, cluster_of_question(group[0])))
     no_rates = 'no question has more than one variant' if complete else incomplete
     return PerturbationScore(
         accuracy=by_category if macro else micro,
@@ -159,13 +163,13 @@ def perturbation_score(
         accuracy_macro=by_category,
         accuracy_by_variant=by_variant,
         accuracy_by_gold=by_gold,
-        accuracy_worst=summarize(min, of_variants, missing),
-        accuracy_mean=summarize(mean, of_variants, missing),
-        accuracy_best=summarize(max, of_variants, missing),
-        all_variants_right=summarize(mean, right, incomplete),
+        accuracy_worst=summary_measure(min, of_variants, missing),
+        accuracy_mean=summary_measure(mean, of_variants, missing),
+        accuracy_best=summary_measure(max, of_variants, missing),
+        all_variants_right=summary_measure(mean, right, incomplete),
         consistency_rate=mean_share(rates, no_rates),
         consistency_rate_reference=reference_consistency,
-        unparsed_rate=summarize(mean, [result.answer is None for result in scored], missing),
+        unparsed_rate=summary_measure(mean, [result.answer is None for result in scored], missing),
         num_questions=len(questions),
         num_incomplete=len(questions) - len(complete),
     )
@@ -206,7 +210,7 @@ def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | 
     categories: dict[str | None, list[tuple[float, int]]] = {}
     for question, values in scores.items():
         category = first[question].category if macro else None
-        categories.setdefault(category, []).append((mean(values), cluster_number(first[question])))
+        categories.setdefault(category, []).append((mean(values), cluster_of_question(first[question])))
     if not categories:
         return Measure(value=None, reason=missing or NO_ITEMS)
     measures = {str(name): mean_share(values, missing, stratum=str(name)) for name, values in categories.items()}
@@ -214,7 +218,7 @@ def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | 
     return mean_over_categories(measures, clusters, bounds=SHARE)
 
 
-def cluster_number(result: VariantResult) -> int:
+def cluster_of_question(result: VariantResult) -> int:
     """Return the number of a question's cluster."""
     return question_number(result.question) if result.cluster is None else result.cluster
 
@@ -263,7 +267,9 @@ def variant_order(variant: str) -> tuple[str, int, str]:
     return perturbation, int(name) if name.isdecimal() else -1, name
 
 
-def summarize(summary: Callable[[Sequence[float]], float], values: Sequence[float], missing: str | None) -> Measure:
+def summary_measure(
+    summary: Callable[[Sequence[float]], float], values: Sequence[float], missing: str | None
+) -> Measure:
     """Return a summary of values, or the reason why there are none."""
     if not values:
         return Measure(value=None, reason=missing or NO_ITEMS)

@@ -26,7 +26,7 @@ from llmfoundry_gauntlet.errors import GauntletError
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar('Answer')
+Returned = TypeVar('Returned')
 Value = TypeVar('Value')
 
 MEETING_SECONDS = 0.05
@@ -115,9 +115,9 @@ def raised_on_all_ranks() -> Iterator[None]:
             raise found
 
 
-def on_first_rank(work: Callable[[], Answer]) -> Answer:
+def on_first_rank(work: Callable[[], Returned]) -> Returned:
     """Call a function on rank 0 and return its result on all ranks; its expected errors are raised on all ranks."""
-    found: list[Answer] = []
+    found: list[Returned] = []
     with raised_on_all_ranks():
         if global_rank() == 0:
             found.append(work())

@@ -137,7 +137,7 @@ def progress_report(
     if not is_terminal(stream):
 
         def write_line() -> None:
-            described = describe(work(), time.monotonic())
+            described = describe_progress(work(), time.monotonic())
             log.info('%s: %.0f%%, %s', title, 100 * work().share, described)
 
         with repeated(write_line, line_seconds, 'gauntlet-progress'):
@@ -148,7 +148,7 @@ def progress_report(
 
         def draw() -> None:
             bar.n = 100 * work().share
-            bar.set_postfix_str(describe(work(), time.monotonic()))
+            bar.set_postfix_str(describe_progress(work(), time.monotonic()))
 
         with repeated(draw, BAR_SECONDS, 'gauntlet-progress'):
             yield
@@ -159,7 +159,7 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.get_terminal_size(stream.fileno()).columns > 0
 
 
-def describe(work: Work, now: float) -> str:
+def describe_progress(work: Work, now: float) -> str:
     """Describe the progress of work and the estimated time left; `now` is the time on `time.monotonic`."""
     if not work.batches:
         return 'probing the model'

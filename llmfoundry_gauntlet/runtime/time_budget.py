@@ -21,7 +21,7 @@ PRIOR = 8.0  # pseudocount: items, half of them correct, that are added to the m
 CLOSE = 0.97  # share of the budget; beyond it another round is not worth the overhead
 FIRST = 1.1  # share of the budget that the first evaluation may take: its rounds cost more than later evaluations
 
-Row = tuple[str | None, int]  # stem of the file, and index of the row
+FileRow = tuple[str | None, int]  # stem of the file, and index of the row
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class TimeBudget:
     prepared: PreparedEvaluation
     seconds: float
     sizes: dict[str, int] | None = None
-    order: dict[str, list[Row]] = field(default_factory=dict)  # each task's questions, in the order they are added
+    order: dict[str, list[FileRow]] = field(default_factory=dict)  # each task's questions, in the order they are added
     num_each: dict[str, float] = field(default_factory=dict)  # items per question: variants and samples
     least: dict[str, int] = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)  # of the largest round of each task
@@ -177,6 +177,6 @@ def rows_of(prepared: PreparedEvaluation) -> dict[str, list[Example]]:
     }
 
 
-def row_of(example: Example) -> Row:
+def row_of(example: Example) -> FileRow:
     """Return the file and the row of a question."""
     return example.file, example.row

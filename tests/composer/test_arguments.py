@@ -11,7 +11,7 @@ from paths import FIXTURES
 
 from llmfoundry_gauntlet import ConfigError, evaluate
 from llmfoundry_gauntlet.composer.evaluate import read_config
-from llmfoundry_gauntlet.composer.train import read_config as read_training_config
+from llmfoundry_gauntlet.composer.train import read_training_config
 
 MODEL = str(FIXTURES / 'models' / 'rotary_bos')
 TASKS = 'yamls/tasks/gauntlet_v0.1.yaml'

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmfoundry_gauntlet.composer.train import read_config
+from llmfoundry_gauntlet.composer.train import read_training_config
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError
 from llmfoundry_gauntlet.evaluation.inputs import load_inputs
 from llmfoundry_gauntlet.evaluation.suite import load_suite
@@ -131,7 +131,7 @@ callbacks:
 """
     )
     with pytest.raises(GauntletError) as raised:
-        read_config(str(tmp_path / 'train.yaml'), [])
+        read_training_config(str(tmp_path / 'train.yaml'), [])
     assert facts_are_in(
         raised.value,
         ('train.yaml:2:', 'max_duration', 'is 40'),

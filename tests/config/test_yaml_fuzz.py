@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmfoundry_gauntlet.composer.evaluate import read_config
-from llmfoundry_gauntlet.composer.train import read_config as read_training_config
+from llmfoundry_gauntlet.composer.train import read_training_config
 from llmfoundry_gauntlet.errors import GauntletError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 

@@ -23,7 +23,7 @@ from composer.utils import FSDP2Config, FSDPConfig, dist
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, _init_utils
 
 from llmfoundry_gauntlet import EvalGauntlet, Evaluation, evaluate
-from llmfoundry_gauntlet.composer.trainer_loop import unwrapped
+from llmfoundry_gauntlet.composer.trainer_loop import composer_model_of
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.runtime import gathered
@@ -162,7 +162,7 @@ def run(folder: Path, family: str, mode: str, *, device: str = 'cpu', fails: boo
         gathered.free_bytes = lambda _: num_free
     evaluators = {tasks: make_evaluator(folder, tasks) for tasks in TASKS}
     trainer = make_trainer(folder, family, [*evaluators.values()], mode, device)
-    network = unwrapped(trainer.state.model).model
+    network = composer_model_of(trainer.state.model).model
     units = [part for part in network.modules() if isinstance(part, (FullyShardedDataParallel, FSDPModule))]
     assert len(units) >= 3 if mode != 'unsharded' else not units
     network.register_forward_pre_hook(lambda *_: COUNTS.update(forwards=not torch.is_grad_enabled()))

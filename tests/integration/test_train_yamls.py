@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from llmfoundry_gauntlet import ConfigError
 from llmfoundry_gauntlet.composer.evaluate import check_fsdp
 from llmfoundry_gauntlet.composer.text_data import TokenRows, TrainDataConfig, load_tokens
-from llmfoundry_gauntlet.composer.train import build_trainer, read_config
+from llmfoundry_gauntlet.composer.train import build_trainer, read_training_config
 
 sys.path.insert(0, str(ROOT / 'scripts'))
 
@@ -77,7 +77,7 @@ def written(folder: Path) -> dict[str, int]:
 @pytest.mark.parametrize('name', YAMLS)
 def test_files_have_the_parameters_and_tokens_they_state(name: str):
     path = ROOT / 'yamls/train' / f'{name}.yaml'
-    config, lines = read_config(str(path), [])
+    config, lines = read_training_config(str(path), [])
     with torch.device('meta'):
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**{'max_position_embeddings': config.max_seq_len, **config.model.config})
@@ -118,7 +118,7 @@ def train_sharded(out: Path, overrides: list[str]) -> None:
     """Train from the file on this CPU rank, and write what was sharded and checkpointed."""
     os.chdir(ROOT)
     tiny.shard_on_cpu()
-    config, _ = read_config('yamls/train/llama_1b_fsdp.yaml', overrides, num_ranks=2)
+    config, _ = read_training_config('yamls/train/llama_1b_fsdp.yaml', overrides, num_ranks=2)
     trainer = build_trainer(config)
     modules = [*trainer.state.model.modules()]
     units = [one.module for one in modules if isinstance(one, FullyShardedDataParallel)]

@@ -28,7 +28,7 @@ from llmfoundry_gauntlet.runtime.progress import (
     SCORING,
     BatchWork,
     Work,
-    describe,
+    describe_progress,
     is_terminal,
     progress_report,
 )
@@ -68,7 +68,7 @@ BOTH_KINDS = [
     ],
 )
 def test_the_time_left_follows_from_the_share_done_after_the_plan(work: Work, now: float, described: str):
-    assert describe(work, now) == described
+    assert describe_progress(work, now) == described
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def dumps(value: object) -> str:
     return repr(value)
 
 
-def encode_value(value: 'Any') -> object:
+def pack_value(value: 'Any') -> object:
     """Return a plain value in JSON types; subclasses become their base types."""
     if value is None or value is True or value is False:
         return value
@@ -113,19 +113,19 @@ def encode_value(value: 'Any') -> object:
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, list):
-        return [encode_value(item) for item in list.__iter__(value)]
+        return [pack_value(item) for item in list.__iter__(value)]
     if isinstance(value, dict):
-        return {'dict': [[encode_value(key), encode_value(item)] for key, item in dict.items(value)]}
+        return {'dict': [[pack_value(key), pack_value(item)] for key, item in dict.items(value)]}
     for name, view in (('keys', DICT_KEYS), ('values', DICT_VALUES), ('items', DICT_ITEMS)):
         if type(value) is view:
-            return {name: [encode_value(item) for item in value]}
+            return {name: [pack_value(item) for item in value]}
     for kind in COLLECTIONS:
         if isinstance(value, kind):
-            return {kind.__name__: [encode_value(item) for item in kind.__iter__(value)]}
+            return {kind.__name__: [pack_value(item) for item in kind.__iter__(value)]}
     if isinstance(value, (bytes, bytearray)):
         return {type(value).__name__: bytes(value).hex()}
     if isinstance(value, complex):
-        return {'complex': [encode_value(value.real), encode_value(value.imag)]}
+        return {'complex': [pack_value(value.real), pack_value(value.imag)]}
     if (type(value).__module__, type(value).__name__) in EXACT:
         return {type(value).__name__: str(value)}
     if isinstance(value, range):
@@ -133,17 +133,17 @@ def encode_value(value: 'Any') -> object:
     if hasattr(type(value), '__next__'):
         items = []
         for item in value:
-            items.append(encode_value(item))
+            items.append(pack_value(item))
             if len(items) > MAX_ITEMS:
                 raise NotPlain('an endless iterator')
         return {'iterator': items}
     raise NotPlain(type(value).__name__)
 
 
-def decode_value(value: 'Any') -> 'Any':
+def unpack_value(value: 'Any') -> 'Any':
     """Return the built-in value that was encoded. Raise ValueError."""
     if isinstance(value, list):
-        return [decode_value(item) for item in value]
+        return [unpack_value(item) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -152,12 +152,12 @@ def decode_value(value: 'Any') -> 'Any':
     if kind == 'float':
         return {'nan': float('nan'), 'inf': float('inf'), '-inf': -float('inf')}[content]
     if kind == 'dict':
-        return {decode_value(key): decode_value(item) for key, item in content}
+        return {unpack_value(key): unpack_value(item) for key, item in content}
     if kind in ('bytes', 'bytearray'):
         return (bytes if kind == 'bytes' else bytearray).fromhex(content)
     if kind in MODULES:
         return getattr(importlib.import_module(MODULES[kind]), kind)(content)
-    items = [decode_value(item) for item in content]
+    items = [unpack_value(item) for item in content]
     if kind == 'items':
         return dict(items).items()
     if kind == 'keys':
@@ -203,10 +203,10 @@ def serve(program: dict[str, str], calls: 'BinaryIO', results: 'BinaryIO') -> No
     while line := calls.readline():
         try:
             message = loads(line.decode())
-            value = function(*decode_value(message['args']), **decode_value(message['kwargs']))
+            value = function(*unpack_value(message['args']), **unpack_value(message['kwargs']))
             if isinstance(value, types.CoroutineType):
                 value = importlib.import_module('asyncio').run(value)
-            answer = {'value': encode_value(value)}
+            answer = {'value': pack_value(value)}
         except NotPlain:
             answer = {'failed': NOT_PLAIN}
         except BaseException as error:
@@ -254,7 +254,7 @@ class Candidate:
         try:
             message = loads(line.decode())
             failed = message.get('failed')
-            value = None if 'value' not in message else decode_value(message['value'])
+            value = None if 'value' not in message else unpack_value(message['value'])
         except UNREADABLE:
             self.give_up(NOT_PLAIN)
         if failed is not None:
@@ -265,7 +265,7 @@ class Candidate:
         """Return the result of a call."""
         self.num_calls += 1
         try:
-            send(self._calls, {'args': encode_value(list(args)), 'kwargs': encode_value(kwargs)})
+            send(self._calls, {'args': pack_value(list(args)), 'kwargs': pack_value(kwargs)})
         except BrokenPipeError:
             self.give_up('the program ended before its test did')
         return self.answer()
