@@ -20,7 +20,7 @@ hypothesis.settings.load_profile('busy machines')
 
 # Modules that take more than about three seconds: `make test-all` runs them.
 SLOW_BY_PREFIX = {
-    'composer/test_': 'claims dry_run generation_run model_errors models progress time_budget',
+    'composer/test_': 'dry_run',
     'data/test_': 'checks published real_files score_rows_reading stores',
     'engine/test_': (
         'balance cuda generate generate_models logits model plan probe probe_generation rotary tree_attention'
@@ -29,6 +29,7 @@ SLOW_BY_PREFIX = {
     'metrics/test_': 'consistency errors_cover',
     'results/report/test_': 'browser compare page',
     'results/test_': 'replaced_runs',
+    'runtime/test_': 'claims generation_run model_errors models progress time_budget',
     'scoring/code/test_': 'attacks execution servers solutions',
     'scoring/test_': 'mathematics mathematics_process mathematics_reference mathematics_wrong text',
     'test_': 'bench extending generation_parity gpu invariance score score_elsewhere',
@@ -80,6 +81,23 @@ def tiny_llamas(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from score_runs import save_tiny_llamas  # which loads torch
 
     return save_tiny_llamas(tmp_path_factory.mktemp('models'))
+
+
+@pytest.fixture(scope='session')
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a model of 259 tokens as one and several files, as a Composer checkpoint, whole and sharded; and tasks."""
+    import networks  # which load torch
+    import tiny
+    import torch
+
+    folder = tmp_path_factory.mktemp('models')
+    tiny.write_tasks(folder)
+    network = networks.network('llama', vocab_size=259, max_position_embeddings=128)
+    tiny.save(network, folder / 'one')
+    tiny.save(network, folder / 'several', max_shard_size='20KB')
+    torch.save(tiny.content_of(network), folder / 'whole.pt')
+    tiny.save_sharded(tiny.content_of(network), folder / 'sharded')
+    return folder
 
 
 @pytest.fixture

@@ -235,7 +235,8 @@ def test_code_of_a_page_runs(page: Path, place: Path):
     if page.name == 'README.md':  # which assumes a model
         import torch
 
-        from llmfoundry_gauntlet.composer.models import composer_model, open_model
+        from llmfoundry_gauntlet.composer.trainer_model import composer_model
+        from llmfoundry_gauntlet.runtime.models import open_model
 
         with open_model('MODEL') as source:
             names['model'] = composer_model(source.load(torch.device('cpu')), source.tokenizer)

@@ -195,8 +195,8 @@ def tokenized_by(
     model: str, task: Task, asked: ExampleWithShots, examples: Sequence[Example], settings: EvaluationSettings
 ) -> TokenizedItem:
     """Tokenize an item with a model's tokenizer, without loading weights. Raise ModelError."""
-    from llmfoundry_gauntlet.composer.models import open_model
     from llmfoundry_gauntlet.engine.lengths import resolve_max_seq_len
+    from llmfoundry_gauntlet.runtime.models import open_model
     from llmfoundry_gauntlet.tasks.encode import Encoder
     from llmfoundry_gauntlet.tasks.items import Preparation
 

@@ -254,7 +254,7 @@ def export(
     print_warnings(data.warnings)
     encoder = None
     if tokenizer is not None:
-        from llmfoundry_gauntlet.composer.models import load_tokenizer
+        from llmfoundry_gauntlet.runtime.models import load_tokenizer
         from llmfoundry_gauntlet.tasks.encode import Encoder
 
         encoder = Encoder(load_tokenizer(tokenizer))

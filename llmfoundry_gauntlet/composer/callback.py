@@ -19,7 +19,6 @@ from composer.utils import create_interval_scheduler
 
 from llmfoundry_gauntlet.composer.eval_metrics import call_watchers, metrics_by_label
 from llmfoundry_gauntlet.composer.loggers import log_evaluation, warn_of_libraries
-from llmfoundry_gauntlet.composer.models import ModelSource
 from llmfoundry_gauntlet.composer.records import Records, TrainingLoss, checkpoint_savers, environment
 from llmfoundry_gauntlet.composer.trainer_loop import (
     after_each_evaluation,
@@ -52,6 +51,7 @@ from llmfoundry_gauntlet.runtime.loop import (
     Results,
     Step,
 )
+from llmfoundry_gauntlet.runtime.models import ModelSource
 from llmfoundry_gauntlet.runtime.progress import progress_report
 from llmfoundry_gauntlet.runtime.runner import prepare_for_model
 from llmfoundry_gauntlet.runtime.watchdog import check_timeout, watchdog

@@ -16,18 +16,13 @@ from typing import Any
 
 import torch
 from composer import Trainer
+from composer.core import Timestamp
 from composer.loggers import LoggerDestination
 from composer.utils import FSDPConfig, dist
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run
-from llmfoundry_gauntlet.composer.models import (
-    ModelSource,
-    check_vocabulary,
-    composer_model,
-    mark_blocks_for_fsdp,
-    open_model,
-)
+from llmfoundry_gauntlet.composer.trainer_model import composer_model, mark_blocks_for_fsdp
 from llmfoundry_gauntlet.config.llm_foundry import EVALUATION_KEYS, ListedModel, Mapped, map_evaluation
 from llmfoundry_gauntlet.config.run import DIST_TIMEOUT, SETTINGS, ModelSettings, RunSettings, decode_run
 from llmfoundry_gauntlet.config.settings import decode_settings
@@ -41,6 +36,7 @@ from llmfoundry_gauntlet.results.report.printing import print_runs, print_scores
 from llmfoundry_gauntlet.results.runs import find_evaluations
 from llmfoundry_gauntlet.runtime.distributed import barrier, global_rank, local_rank, raised_on_all_ranks, world_size
 from llmfoundry_gauntlet.runtime.journal import Resuming
+from llmfoundry_gauntlet.runtime.models import ModelSource, check_vocabulary, open_model
 from llmfoundry_gauntlet.runtime.runner import longest_prompt
 from llmfoundry_gauntlet.tasks.encode import Encoder
 
@@ -162,8 +158,12 @@ def make_trainer(
             progress_bar=False,
             **arguments,
         )
-    if source.timestamp is not None:
-        trainer.state.timestamp = source.timestamp
+    if source.training is not None:
+        trainer.state.timestamp = Timestamp(
+            batch=source.training.batch,
+            epoch=source.training.epoch or 0,
+            token=source.training.token or 0,
+        )
     return trainer
 
 

@@ -18,10 +18,10 @@ import transformers
 from composer.callbacks import CheckpointSaver
 from composer.core import State
 
-from llmfoundry_gauntlet.composer.checkpoints import SHARD
 from llmfoundry_gauntlet.errors import RecordError
 from llmfoundry_gauntlet.results.files import RESULTS
 from llmfoundry_gauntlet.results.journal import JOURNAL, remove_journal
+from llmfoundry_gauntlet.runtime.checkpoints import SHARD
 from llmfoundry_gauntlet.runtime.distributed import global_rank, local_rank, on_first_rank, world_size
 
 log = logging.getLogger(__name__)

@@ -39,8 +39,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBa
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
 from llmfoundry_gauntlet.composer.evaluate import check_fsdp, check_precision, default_device
 from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_loggers
-from llmfoundry_gauntlet.composer.models import composer_model, load_tokenizer, mark_blocks_for_fsdp
 from llmfoundry_gauntlet.composer.text_data import TrainDataConfig, build_dataloader
+from llmfoundry_gauntlet.composer.trainer_model import composer_model, mark_blocks_for_fsdp
 from llmfoundry_gauntlet.config.llm_foundry import map_training
 from llmfoundry_gauntlet.config.resources import path_problem, path_problems
 from llmfoundry_gauntlet.config.run import DEVICES, PRECISIONS
@@ -48,6 +48,7 @@ from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, raise_in
 from llmfoundry_gauntlet.errors import Collected, ConfigError
 from llmfoundry_gauntlet.results.report.printing import print_runs
 from llmfoundry_gauntlet.runtime.distributed import global_rank, world_size
+from llmfoundry_gauntlet.runtime.models import load_tokenizer
 
 UNITS = tuple(unit.value for unit in TimeUnit)  # of Composer's times
 SHARE_OF_TRAINING = TimeUnit.DURATION.value

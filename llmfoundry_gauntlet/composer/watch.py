@@ -24,8 +24,6 @@ import torch
 from composer.core import Engine
 from composer.utils import dist
 
-from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint, find_checkpoints
-from llmfoundry_gauntlet.composer.claims import Claim, Claims
 from llmfoundry_gauntlet.composer.evaluate import hardware_of, opened
 from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
 from llmfoundry_gauntlet.config.run import DIST_TIMEOUT, run_settings
@@ -35,6 +33,8 @@ from llmfoundry_gauntlet.errors import Collected, ModelError, RecordError, Store
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs, with_programs
 from llmfoundry_gauntlet.results.files import RESULTS, read_results
 from llmfoundry_gauntlet.results.interrupts import exit_on_signals
+from llmfoundry_gauntlet.runtime.checkpoint_folders import Checkpoint, find_checkpoints
+from llmfoundry_gauntlet.runtime.claims import Claim, Claims
 from llmfoundry_gauntlet.runtime.distributed import on_first_rank
 from llmfoundry_gauntlet.runtime.journal import Resuming
 from llmfoundry_gauntlet.types import TrainingPoint

@@ -20,9 +20,9 @@ from composer.utils import dist
 from tiny import outcome, record
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
-from llmfoundry_gauntlet.composer.checkpoint_folders import download
-from llmfoundry_gauntlet.composer.models import open_model
 from llmfoundry_gauntlet.data.stores import Store
+from llmfoundry_gauntlet.runtime.checkpoint_folders import download
+from llmfoundry_gauntlet.runtime.models import open_model
 
 s3_server = object_store.s3_server
 

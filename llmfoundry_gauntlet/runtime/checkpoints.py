@@ -17,13 +17,12 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from pickle import UnpicklingError
+from types import MappingProxyType
 from typing import IO, Any
 
 import torch
-from composer.core import Time, Timestamp, TimeUnit
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
@@ -38,9 +37,9 @@ from transformers.modeling_utils import no_init_weights
 
 from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
+from llmfoundry_gauntlet.types import TrainingPoint
 
 READING_ERRORS = (*FOREIGN_ERRORS, UnpicklingError, EOFError, SafetensorError)  # damaged or of another kind
-VALUES = tuple((value, f'{value.__module__}.{value.__qualname__}') for value in (Time, Timestamp, TimeUnit, timedelta))
 # Classes of torch 2.7, some of them private: `_StorageInfo` in docs/compatibility.md.
 OF_METADATA = {
     'collections': ('OrderedDict',),
@@ -84,13 +83,38 @@ class Inert:
         pass
 
 
+class ComposerTime:
+    """Stand-in for Composer's Time and Timestamp, which keeps the attributes of the stored object in `state`."""
+
+    state: Mapping[str, Any] = MappingProxyType({})  # of an object that was stored without any
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.state = state
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Return the counts of a Timestamp by name, such as 'batch'; its other attributes are durations."""
+        return {
+            name.removeprefix('_'): value.state['_value']
+            for name, value in self.state.items()
+            if isinstance(value, ComposerTime)
+        }
+
+
+# Names in the file, whether Composer is installed or not. A TimeUnit becomes `Inert`: names say which unit a count has.
+COMPOSER_TIMES = (
+    (ComposerTime, 'composer.core.time.Time'),
+    (ComposerTime, 'composer.core.time.Timestamp'),
+)
+
+
 def load_inert(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
-    """Load a file written by torch.save: tensors, plain Python values, and Composer's times.
+    """Load a file written by torch.save: tensors, plain Python values, and `ComposerTime`.
 
     Objects of all other classes become `Inert`. Raise READING_ERRORS; UnpicklingError says why something cannot be
     read without running code.
     """
-    with torch.serialization.safe_globals([*VALUES]):
+    with torch.serialization.safe_globals([*COMPOSER_TIMES]):
         foreign = torch.serialization.get_unsafe_globals_in_checkpoint(source)
         if isinstance(source, io.BytesIO):
             source.seek(0)
@@ -309,7 +333,7 @@ class CheckpointContent:
 
     weights: Weights
     huggingface: Mapping[str, Any] | None
-    timestamp: Timestamp | None
+    training: TrainingPoint | None
 
 
 def is_sharded_checkpoint(path: Path) -> bool:
@@ -331,7 +355,7 @@ def read_file(path: Path) -> CheckpointContent:
     return CheckpointContent(
         weights=Weights(tensors),
         huggingface=huggingface_of(state),
-        timestamp=timestamp_of(path, state.get('timestamp')),
+        training=training_of(path, state.get('timestamp')),
     )
 
 
@@ -361,15 +385,22 @@ def huggingface_of(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found if isinstance(found, Mapping) else None
 
 
-def timestamp_of(path: Path, stored: Any) -> Timestamp | None:
-    """Return the timestamp of a checkpoint; None if it contains only weights. Raise ModelError."""
-    if stored is None or isinstance(stored, Timestamp):
-        return stored
+def training_of(path: Path, timestamp: Any) -> TrainingPoint | None:
+    """Return the point of training at which a checkpoint was written; None if it contains only weights.
+
+    Composer stores `{'Timestamp': {'batch': 7, ...}}`, or the Timestamp itself. Raise ModelError.
+    """
+    if timestamp is None:
+        return None
     with model_errors(f'{path}: its timestamp cannot be read', READ_AGAIN):
-        counts = stored.get('Timestamp', stored)
-        units: dict[str, Any] = {unit: int(counts[unit]) for unit in ('epoch', 'batch', 'sample', 'token')}
-        timestamp = Timestamp(**units)
-    return timestamp
+        counts = timestamp.counts if isinstance(timestamp, ComposerTime) else timestamp.get('Timestamp', timestamp)
+        point = TrainingPoint(
+            batch=int(counts['batch']),
+            epoch=int(counts['epoch']),
+            token=int(counts['token']),
+            checkpoint=str(path.resolve()),
+        )
+    return point
 
 
 def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
@@ -405,7 +436,7 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
             lambda targets: load_distributed(path, {tensors[own][0]: to for own, to in targets.items()}),
         ),
         huggingface=huggingface_of(state),
-        timestamp=timestamp_of(path, state.get('timestamp')),
+        training=training_of(path, state.get('timestamp')),
     )
 
 

@@ -16,10 +16,10 @@ import transformers
 from paths import FIXTURES
 
 from llmfoundry_gauntlet import evaluate
-from llmfoundry_gauntlet.composer.models import open_model
 from llmfoundry_gauntlet.engine.lengths import resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.runtime.models import open_model
 
 CPU = torch.device('cpu')
 IDS = torch.arange(3, 40)[None]

@@ -17,9 +17,9 @@ import tiny
 import torch
 from composer.core import Time, Timestamp, TimeUnit
 
-from llmfoundry_gauntlet.composer.checkpoints import read_file, read_folder, read_sharded
-from llmfoundry_gauntlet.composer.models import open_model
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.runtime.checkpoints import read_file, read_folder, read_sharded
+from llmfoundry_gauntlet.runtime.models import open_model
 
 
 class Marking:
@@ -63,7 +63,7 @@ def test_objects_of_unknown_classes_in_a_checkpoint_are_not_created(
     torch.save(content, tmp_path / 'x.pt')
     found = read_file(tmp_path / 'x.pt')
     assert not marker.exists()
-    assert found.timestamp is not None and found.timestamp.batch.value == 7
+    assert found.training is not None and found.training.batch == 7
     assert len(found.weights.tensors) == len(content['state']['model'])
     with open_model(str(tmp_path / 'x.pt')) as source:
         assert source.config.model_type == 'llama'
@@ -105,7 +105,7 @@ def test_objects_in_a_sharded_checkpoint_are_not_created(tmp_path: Path, marker:
     folder = tiny.save_sharded(content, tmp_path / 'ep0-ba7')
     found = read_sharded(folder, wants_tokenizer=True)
     assert not marker.exists()
-    assert found.timestamp is not None and found.timestamp.batch.value == 7
+    assert found.training is not None and found.training.batch == 7
     assert found.huggingface is not None and 'tokenizer.json' in found.huggingface['tokenizer']
 
 

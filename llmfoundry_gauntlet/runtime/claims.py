@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from llmfoundry_gauntlet.composer.checkpoint_folders import Checkpoint
 from llmfoundry_gauntlet.data.stores import Store
 from llmfoundry_gauntlet.errors import StoreError
+from llmfoundry_gauntlet.runtime.checkpoint_folders import Checkpoint
 from llmfoundry_gauntlet.runtime.distributed import repeated
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from composer.core import Timestamp
-from composer.models import HuggingFaceModel
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from llmfoundry_gauntlet.composer.checkpoint_folders import downloaded, named_as, what_is_in_it
-from llmfoundry_gauntlet.composer.checkpoints import (
+from llmfoundry_gauntlet.config.run import ModelSettings
+from llmfoundry_gauntlet.config.yaml import InvalidValuesError, describe, suggestion
+from llmfoundry_gauntlet.data.hub import download_weights, find_model, find_model_folder, is_from_hub
+from llmfoundry_gauntlet.data.stores import scheme_of
+from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError, tokenizer_errors
+from llmfoundry_gauntlet.runtime.checkpoint_folders import downloaded, named_as, what_is_in_it
+from llmfoundry_gauntlet.runtime.checkpoints import (
     CONFIG,
     CheckpointContent,
     Weights,
@@ -32,11 +34,6 @@ from llmfoundry_gauntlet.composer.checkpoints import (
     read_sharded,
     reason_of,
 )
-from llmfoundry_gauntlet.config.run import ModelSettings
-from llmfoundry_gauntlet.config.yaml import InvalidValuesError, describe, suggestion
-from llmfoundry_gauntlet.data.hub import download_weights, find_model, find_model_folder, is_from_hub
-from llmfoundry_gauntlet.data.stores import scheme_of
-from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError, tokenizer_errors
 from llmfoundry_gauntlet.types import TrainingPoint
 
 GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'
@@ -133,7 +130,6 @@ class ModelSource:
     load: Callable[[torch.device], Any]
     revision: str | None = None  # the commit of a model from the hub
     training: TrainingPoint | None = None  # of a Composer checkpoint
-    timestamp: Timestamp | None = None  # the same, as Composer stores it
 
     @property
     def record(self) -> dict[str, Any]:
@@ -234,8 +230,7 @@ def open_checkpoint(path: Path, checkpoint: CheckpointContent, settings: ModelSe
         config=config,
         tokenizer=tokenizer,
         load=partial(load_weights, str(path), config, checkpoint.weights, settings),
-        training=training_of(path, checkpoint.timestamp),
-        timestamp=checkpoint.timestamp,
+        training=checkpoint.training,
     )
 
 
@@ -255,27 +250,39 @@ def stored_tokenizer(path: Path, stored: Mapping[str, Any] | None) -> PreTrained
     """Return the tokenizer stored in a Composer checkpoint. Raise ModelError."""
     if stored is None or not stored.get('tokenizer'):
         raise ModelError(f'{path}: has no tokenizer; give one with --tokenizer')
-    outside = [name for name in stored['tokenizer'] if set('/\\') & set(name)]  # Composer writes files with these names
-    if outside:
-        raise ModelError(f'{path}: its tokenizer has the file {outside[0]!r}; allowed: names without a folder')
     with tempfile.TemporaryDirectory() as folder, tokenizer_errors() as caught:
-        found: Any = HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(dict(stored), False, folder)
-        tokenizer: PreTrainedTokenizerBase = found
+        files = {file_name(name, entry): entry for name, entry in stored['tokenizer'].items()}
+        outside = [name for name in files if set('/\\') & set(name)]
+        if outside:
+            raise ModelError(f'{path}: its tokenizer has the file {outside[0]!r}; allowed: names without a folder')
+        for name, entry in files.items():
+            Path(folder, name).write_bytes(file_content(entry))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        # It has the name of the tokenizer that was saved, not that of the temporary folder. Composer also sets
+        # `tokenizer_file`, without which the fingerprint of a slow tokenizer would be another one.
+        tokenizer.name_or_path = files[TOKENIZER_CONFIG]['content'].get('name_or_path', '')
+        tokenizer.init_kwargs['name_or_path'] = tokenizer.name_or_path
+        tokenizer.init_kwargs.setdefault('tokenizer_file', None)
         return tokenizer
     message = f'{path}: its tokenizer cannot be loaded; give one with --tokenizer: {reason_of(caught.error)}'
     raise ModelError(message) from caught.error
 
 
-def training_of(path: Path, timestamp: Timestamp | None) -> TrainingPoint | None:
-    """Return the point of training at which a checkpoint was written, None if unknown."""
-    if timestamp is None:
-        return None
-    return TrainingPoint(
-        batch=timestamp.batch.value,
-        epoch=timestamp.epoch.value,
-        token=timestamp.token.value,
-        checkpoint=str(path.resolve()),
-    )
+def file_name(name: str, entry: Mapping[str, Any]) -> str:
+    """Return the name of a tokenizer's file in a Composer checkpoint; earlier versions stored it without its suffix."""
+    suffix = entry['file_extension']
+    return name if name.endswith(suffix) else f'{name}{suffix}'
+
+
+def file_content(entry: Mapping[str, Any]) -> bytes:
+    """Return the content of a tokenizer's file: Composer stores JSON decoded, `.txt` as lines, `.model` as bytes."""
+    content = entry['content']
+    if entry['file_extension'] == '.json':
+        return json.dumps(content).encode()
+    if isinstance(content, bytes):
+        return content
+    text = content if isinstance(content, str) else '\n'.join(content)
+    return text.encode()
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:
@@ -288,24 +295,3 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfi
             f'the embedding of the model ({config.model_type}) has {num_rows} rows; give the tokenizer that the model '
             'was trained with, or train the model with an embedding for all tokens'
         )
-
-
-def composer_model(model: Any, tokenizer: Any) -> HuggingFaceModel:
-    """Wrap a Hugging Face model for Composer. Raise ModelError if the tokenizer does not match."""
-    check_vocabulary(tokenizer, model.config)
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # embeddings larger than the vocabulary are common and harmless
-        try:
-            return HuggingFaceModel(model, tokenizer=tokenizer, shift_labels=True)
-        except ValueError as error:
-            raise ModelError(f'tokenizer and model do not match: {reason_of(error)}') from error
-
-
-def mark_blocks_for_fsdp(model: Any) -> None:
-    """Mark each transformer block as a unit for Composer's FSDP and activation checkpointing, as llm-foundry does."""
-    # Private names of transformers 4.53 and mosaicml 0.32.1: `_no_split_modules` and `_fsdp_wrap` in
-    # docs/compatibility.md.
-    for module in model.modules():
-        if type(module).__name__ in (model._no_split_modules or ()):
-            module._fsdp_wrap = True
-            module._activation_checkpointing = True

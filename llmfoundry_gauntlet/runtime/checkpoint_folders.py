@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from llmfoundry_gauntlet.composer.checkpoints import (
+from llmfoundry_gauntlet.config.yaml import listed
+from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
+from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.runtime.checkpoints import (
     CONFIG,
     LINK,
     METADATA,
     SHARD,
     parts_without_optimizer,
 )
-from llmfoundry_gauntlet.config.yaml import listed
-from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
-from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.runtime.distributed import barrier, gather, global_rank, local_rank, meet, raised_on_all_ranks
 
 BATCH = re.compile(r'(?:^|[^A-Za-z])(?:ba|batch|checkpoint-|step)[-_]?(\d+)')
