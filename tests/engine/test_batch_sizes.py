@@ -56,7 +56,8 @@ def test_batches_hold_every_runnable_request_once_within_their_limits(wanted, to
     """In the order of families, the longest first, and whatever the order of requests.
 
     Mutations: drop the last `yield` of `gather_requests`; keep unscorable requests; order by length only or families by
-    their tokens; gather requests one by one; no key in the order; no `min` with the number of requests; no limit by tokens.
+    their tokens; gather requests one by one; no key in the order; no `min` with the number of requests; no limit by
+    tokens.
     """
     requests = make_requests(wanted)
     batches = plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)
