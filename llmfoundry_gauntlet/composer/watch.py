@@ -25,7 +25,7 @@ from composer.core import Engine
 from composer.utils import dist
 
 from llmfoundry_gauntlet.composer.evaluate import hardware_of, opened
-from llmfoundry_gauntlet.composer.loggers import build_loggers, logger_settings
+from llmfoundry_gauntlet.composer.loggers import build_loggers
 from llmfoundry_gauntlet.config.run import DIST_TIMEOUT, run_settings
 from llmfoundry_gauntlet.config.settings import CHAT
 from llmfoundry_gauntlet.data.stores import Store
@@ -37,6 +37,7 @@ from llmfoundry_gauntlet.runtime.checkpoint_folders import Checkpoint, find_chec
 from llmfoundry_gauntlet.runtime.claims import Claim, Claims
 from llmfoundry_gauntlet.runtime.distributed import on_first_rank
 from llmfoundry_gauntlet.runtime.journal import Resuming
+from llmfoundry_gauntlet.runtime.loggers import logger_settings
 from llmfoundry_gauntlet.types import TrainingPoint
 
 log = logging.getLogger(__name__)

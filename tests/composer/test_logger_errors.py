@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 import weakref
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +25,8 @@ from composer.loggers import (
 from mlflow.exceptions import MlflowException
 
 from llmfoundry_gauntlet import ConfigError
-from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run, log_evaluation, scalars_in, warn_of_library
+from llmfoundry_gauntlet.composer.loggers import build_loggers, join_run, log_evaluation
+from llmfoundry_gauntlet.runtime.logged_values import scalars_in
 
 
 class OwnError(Exception):
@@ -143,27 +143,3 @@ def test_a_logger_without_its_library_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, library, None)  # as Python has it where an import fails
     with pytest.raises(ConfigError, match=rf"loggers.{name}: .*; pip install 'llmfoundry-gauntlet\[{name}\]'"):
         build_loggers({name: {}})
-
-
-@pytest.mark.parametrize(
-    ('extra', 'package', 'version', 'warning'),
-    [
-        ('tensorboard', 'tensorboard', '2.20.0', ''),
-        ('tensorboard', 'tensorboard', '3.1', 'tensorboard 3.1 is installed, tensorboard<3.0.0,>=2.9.1 is needed'),
-        ('wandb', 'wandb', '99', 'wandb 99 is installed, wandb<'),
-        ('mlflow', 'mlflow', '99', 'mlflow 99 is installed, mlflow<'),
-        ('mlflow', 'sqlalchemy', '99', 'sqlalchemy 99 is installed, sqlalchemy<'),
-    ],
-)
-def test_a_library_that_composer_cannot_use_is_a_line_at_the_start(
-    tmp_path: Path, caplog: Any, monkeypatch: Any, extra: str, package: str, version: str, warning: str
-):
-    real = metadata.version
-    monkeypatch.setattr(metadata, 'version', lambda name: version if name.lower() == package else real(name))
-    warn_of_library.cache_clear()
-    if extra == 'tensorboard':
-        build_loggers({extra: {'log_dir': str(tmp_path)}})
-    else:
-        warn_of_library(extra)
-    text = '\n'.join(message for message in caplog.messages if 'is installed' in message)
-    assert warning in text and text.count(f'llmfoundry-gauntlet[{extra}]') == (warning != '')

@@ -259,4 +259,5 @@ def memory_values(logger: InMemoryLogger) -> Values:
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the warnings of the metric stream."""
-    return [record.getMessage() for record in caplog.records if record.name == 'llmfoundry_gauntlet.composer.loggers']
+    modules = ('llmfoundry_gauntlet.runtime.logged_values', 'llmfoundry_gauntlet.runtime.loggers')
+    return [record.getMessage() for record in caplog.records if record.name in modules]

@@ -226,7 +226,7 @@ def test_values_for_an_unavailable_server_are_logged_with_the_next_evaluation(
     monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', retries)
 
     def wait(seconds: float) -> None:
-        monkeypatch.setattr('llmfoundry_gauntlet.composer.loggers.MLFLOW_WAIT_SECONDS', seconds)
+        monkeypatch.setattr('llmfoundry_gauntlet.runtime.logged_values.MLFLOW_WAIT_SECONDS', seconds)
 
     wait(200.0)
     memory = InMemoryLogger()
