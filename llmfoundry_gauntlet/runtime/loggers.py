@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
 
 from llmfoundry_gauntlet.config.run import LOGGERS
-from llmfoundry_gauntlet.config.settings import plain
+from llmfoundry_gauntlet.config.settings import paths_as_text
 from llmfoundry_gauntlet.config.yaml import Problems, decode_partly, describe, raise_invalid_values, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.metrics.keys import BATCH
@@ -407,7 +407,7 @@ def decode_loggers(chosen: Mapping[str, Any] | None) -> dict[str, Any]:
             continue
         values = {} if arguments is None else arguments
         if isinstance(values, Mapping):
-            values = {key: plain(value) for key, value in values.items()}
+            values = {key: paths_as_text(value) for key, value in values.items()}
         decoded[name] = decode_partly(KINDS[name].settings, values, name, problems)
         add_library_problems(name, decoded[name], problems)
     if problems.found:
