@@ -276,9 +276,10 @@ def file_name(name: str, entry: Mapping[str, Any]) -> str:
 
 def file_content(entry: Mapping[str, Any]) -> bytes:
     """Return the content of a tokenizer's file: Composer stores JSON decoded, `.txt` as lines, `.model` as bytes."""
-    content = entry['content']
     if entry['file_extension'] == '.json':
-        return json.dumps(content).encode()
+        # A sharded checkpoint has no entry for an empty mapping, such as the special tokens of a tokenizer without any.
+        return json.dumps(entry.get('content', {})).encode()
+    content = entry['content']
     if isinstance(content, bytes):
         return content
     text = content if isinstance(content, str) else '\n'.join(content)
