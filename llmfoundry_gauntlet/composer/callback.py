@@ -47,14 +47,14 @@ from llmfoundry_gauntlet.runtime.journal import (
 )
 from llmfoundry_gauntlet.runtime.loop import (
     SOME_BATCHES,
-    EvaluationLoader,
-    Results,
+    EvaluationLoop,
     Step,
 )
 from llmfoundry_gauntlet.runtime.models import ModelSource
 from llmfoundry_gauntlet.runtime.progress import progress_report
 from llmfoundry_gauntlet.runtime.runner import prepare_for_model
 from llmfoundry_gauntlet.runtime.watchdog import check_timeout, watchdog
+from llmfoundry_gauntlet.runtime.writer import Results
 from llmfoundry_gauntlet.types import TrainingPoint
 
 CHECKPOINT_EVENTS = {Event.BATCH_END: Event.BATCH_CHECKPOINT, Event.EPOCH_END: Event.EPOCH_CHECKPOINT}
@@ -138,7 +138,7 @@ class EvalGauntlet(Callback):
         self.data = load_inputs(settings)
         self.settings = self.data.settings
         self.schedule = EvaluationSchedule(self.settings.interval)
-        self.loader: EvaluationLoader | None = None
+        self.loader: EvaluationLoop | None = None
         self.evaluation: Evaluation | None = None  # the latest of the current Trainer
         self.label = LABEL
         self.records = Records(None)  # with a folder once the run name is known
@@ -189,7 +189,7 @@ class EvalGauntlet(Callback):
         gauntlets = gauntlets_of(state)
         number = gauntlets.index(self) + 1
         self.label = LABEL if number == 1 else f'{LABEL}-{number}'
-        self.loader = EvaluationLoader(prepared, model)
+        self.loader = EvaluationLoop(prepared, model)
         self._model = model
         self._evaluator = make_evaluator(self.label, self.loader, self.schedule)
         self._attach(state)
@@ -353,7 +353,7 @@ class EvalGauntlet(Callback):
         self.records.wait(state)
         ending = self._ending
         ending.callback(loader.stop)
-        loader.opening = partial(self._with_weights, state, loader)
+        loader.around_steps = partial(self._with_weights, state, loader)
         if self.settings.stall_seconds is not None:
             ending.enter_context(watchdog(self.settings.stall_seconds, loader.progress, loader.doing))
         if global_rank() == 0:
@@ -362,7 +362,7 @@ class EvalGauntlet(Callback):
         vars(model)['eval_forward'] = run_step
 
     @contextmanager
-    def _with_weights(self, state: State, loader: EvaluationLoader) -> Iterator[None]:
+    def _with_weights(self, state: State, loader: EvaluationLoop) -> Iterator[None]:
         """Run the steps of an evaluation in this context, with the weights that are there once it has begun.
 
         It is entered before the first step, after the EVAL_START of all callbacks, which may have changed the weights

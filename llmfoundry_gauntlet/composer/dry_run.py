@@ -29,7 +29,7 @@ from llmfoundry_gauntlet.evaluation.precision import precision_plan
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, share_seconds
 from llmfoundry_gauntlet.metrics.composites import TargetEstimate
 from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, world_size
-from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoop
 from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
 Returned = TypeVar('Returned')
@@ -55,7 +55,7 @@ def estimate(model: str | Path, *, out: str | Path | None = None, **settings: An
             return measure(loader, preparing)
 
 
-def measure(loader: EvaluationLoader, preparing_seconds: float = 0.0) -> Estimate:
+def measure(loader: EvaluationLoop, preparing_seconds: float = 0.0) -> Estimate:
     """Plan an evaluation with the loader's model and time a sample of each kind of work; results are discarded."""
     probing, _ = timed(loader, next(iter(loader)).run)
     planned = loader.current_plan
@@ -127,7 +127,7 @@ def distinct(batch: ContinuousBatch) -> list[GenerateRequest]:
     return [request for request in batch.requests if names[request.key] == request.key]
 
 
-def timed(loader: EvaluationLoader, work: Callable[[], Returned]) -> tuple[float, Returned]:
+def timed(loader: EvaluationLoop, work: Callable[[], Returned]) -> tuple[float, Returned]:
     """Call a function; return the seconds it took and its result."""
     device = loader.runner.language_model.device
     started = time.perf_counter()
@@ -137,7 +137,7 @@ def timed(loader: EvaluationLoader, work: Callable[[], Returned]) -> tuple[float
     return time.perf_counter() - started, answer
 
 
-def scoring_seconds(loader: EvaluationLoader, planned: PlannedEvaluation) -> float:
+def scoring_seconds(loader: EvaluationLoop, planned: PlannedEvaluation) -> float:
     """Estimate the seconds of all batches by running and scoring that of median cost; the slowest rank counts."""
     if not planned.batches:
         return 0.0
@@ -157,7 +157,7 @@ def scoring_seconds(loader: EvaluationLoader, planned: PlannedEvaluation) -> flo
 
 
 def time_generations(
-    loader: EvaluationLoader, planned: PlannedEvaluation
+    loader: EvaluationLoop, planned: PlannedEvaluation
 ) -> tuple[dict[str, list[dict[str, float]]], list[str]]:
     """Estimate the seconds of generations and of their programs, by task for each rank; and say how.
 

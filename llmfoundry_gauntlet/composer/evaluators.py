@@ -15,7 +15,7 @@ from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import load_inputs
 from llmfoundry_gauntlet.evaluation.run import one_task
 from llmfoundry_gauntlet.metrics.keys import error_name, is_logged, task_group, with_errors
-from llmfoundry_gauntlet.runtime.loop import EvaluationLoader, Step
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoop, Step
 from llmfoundry_gauntlet.runtime.runner import prepare_for_model
 from llmfoundry_gauntlet.tasks import metrics_of
 
@@ -32,17 +32,17 @@ class TaskMetric(Metric):
         super().__init__()
         self.name = name
         self.category = category
-        self.loader: EvaluationLoader | None = None
+        self.loop: EvaluationLoop | None = None
 
-    def update(self, loader: EvaluationLoader) -> None:
-        """Remember the loader, which holds the results."""
-        self.loader = loader
+    def update(self, loop: EvaluationLoop) -> None:
+        """Remember the loop, which holds the results."""
+        self.loop = loop
 
     def compute(self) -> torch.Tensor:
         """Return the value, from 0 to 1."""
-        if self.loader is None:
+        if self.loop is None:
             return torch.tensor(torch.nan)
-        (score,) = self.loader.finish().scores.values()
+        (score,) = self.loop.finish().scores.values()
         part = score if self.category is None else score.categories[self.category]
         value = dict(with_errors(part.metrics))[self.name]
         return torch.tensor(torch.nan if value is None else value)
@@ -79,7 +79,7 @@ def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -
             own[name] = TaskMetric(name)
         metrics.update(own)
         evaluators.append(
-            make_evaluator(key, EvaluationLoader(prepared, model), None, [f'^{re.escape(name)}$' for name in own])
+            make_evaluator(key, EvaluationLoop(prepared, model), None, [f'^{re.escape(name)}$' for name in own])
         )
     extend_model(model, metrics)
     return evaluators
@@ -94,7 +94,7 @@ def extend_model(model: HuggingFaceModel, metrics: dict[str, TaskMetric]) -> Non
 
     def update_ours_or_theirs(batch: Any, outputs: Any, metric: Metric) -> Any:
         if isinstance(metric, TaskMetric):
-            return metric.update(batch.loader) if isinstance(batch, Step) else None
+            return metric.update(batch.loop) if isinstance(batch, Step) else None
         return None if isinstance(batch, Step) else update_metric(batch, outputs, metric)
 
     def get_all_metrics(is_train: bool = False) -> dict[str, Metric]:

@@ -19,7 +19,7 @@ from composer.models import HuggingFaceModel
 from torch.nn.parallel import DistributedDataParallel
 
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoop
 
 EVAL_LOOP = '_eval_loop'
 EvalInterval = Callable[[State, Any], bool]
@@ -80,7 +80,7 @@ def set_dataloader(state: State, dataloader: Any, label: str | None, length: Any
 
 
 def make_evaluator(
-    label: str, loader: EvaluationLoader, eval_interval: EvalInterval | None, metric_names: Sequence[str] = ()
+    label: str, loader: EvaluationLoop, eval_interval: EvalInterval | None, metric_names: Sequence[str] = ()
 ) -> Evaluator:
     """Return a Composer Evaluator that runs this rank's steps."""
     return Evaluator(

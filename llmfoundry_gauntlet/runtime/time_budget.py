@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmfoundry_gauntlet.data.examples import in_turns, least_items
@@ -159,15 +159,6 @@ def deviation(measured: Measured) -> float:
     """Return the standard deviation of an item's score, for few items shrunk towards that of a mean of 0.5."""
     right = (measured.num_right + PRIOR / 2) / (measured.num_items + PRIOR)
     return math.sqrt(right * (1 - right))
-
-
-def summed(parts: Sequence[Measured]) -> Measured:
-    """Return the sum of the ranks' measurements of a task."""
-    return Measured(
-        num_items=sum(part.num_items for part in parts),
-        num_right=sum(part.num_right for part in parts),
-        busy_seconds=sum(part.busy_seconds for part in parts),
-    )
 
 
 def rows_of(prepared: PreparedEvaluation) -> dict[str, list[Example]]:

@@ -61,7 +61,7 @@ def count_tokens(planned: PlannedEvaluation) -> Counter[str]:
 @pytest.mark.parametrize(('fewshot', 'max_seq_len'), [('reference', 128), ('fixed', 128), ('reference', 56)])
 def test_items_and_tokens_equal_a_count_of_the_plan(settings, fewshot: str, max_seq_len: int):
     """Mutations: a prefix counted in each tree or not at all; prompts counted once per generation."""
-    loader = tiny.loader_of({**settings, 'fewshot': fewshot, 'max_seq_len': max_seq_len})
+    loader = tiny.loop_of({**settings, 'fewshot': fewshot, 'max_seq_len': max_seq_len})
     found = {task.task: task for task in measure(loader).tasks}
     planned = loader.current_plan
     expected = count_tokens(planned)
@@ -77,7 +77,7 @@ def test_items_and_tokens_equal_a_count_of_the_plan(settings, fewshot: str, max_
 
 
 def test_a_dry_run_changes_no_weight_random_state_or_later_evaluation(settings):
-    alone, dry = tiny.loader_of(settings), tiny.loader_of(settings)
+    alone, dry = tiny.loop_of(settings), tiny.loop_of(settings)
     model = dry.runner.model.train()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -93,7 +93,7 @@ def test_a_dry_run_changes_no_weight_random_state_or_later_evaluation(settings):
 
 def test_seconds_of_parts_sum_to_those_of_tasks(settings, tmp_path):
     tasks = [*tiny.write_riddles(tmp_path), tiny.write_programs(tmp_path)]
-    found = measure(tiny.loader_of({**settings, **tiny.write_tasks(tmp_path, tasks), 'sandbox': 'none'}))
+    found = measure(tiny.loop_of({**settings, **tiny.write_tasks(tmp_path, tasks), 'sandbox': 'none'}))
     assert found.seconds.keys() == {'probing the model', 'scoring', 'generating', 'programs'}
     assert all(seconds > 0 for seconds in (*found.seconds.values(), *(task.seconds for task in found.tasks)))
     assert sum(task.seconds for task in found.tasks) == pytest.approx(found.total_seconds)

@@ -31,7 +31,7 @@ from llmfoundry_gauntlet import evaluate
 from llmfoundry_gauntlet.errors import GauntletError, print_problems
 from llmfoundry_gauntlet.runtime import watchdog
 from llmfoundry_gauntlet.runtime.distributed import global_rank
-from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
+from llmfoundry_gauntlet.runtime.launcher import Launcher
 
 STALLED = 3
 
@@ -39,16 +39,16 @@ STALLED = 3
 def hang(how: str) -> None:
     """Make every batch from the 5th on hang, asleep or `holding` Python's lock."""
     watchdog.BACKSTOP_SECONDS = 2.0
-    score, calls = EvaluationLoader._score, itertools.count()
+    run, calls = Launcher.run, itertools.count()
 
-    def score_or_hang(*arguments: object) -> object:
+    def run_or_hang(*arguments: object) -> object:
         if next(calls) < 5:
-            return score(*arguments)
+            return run(*arguments)
         if how == 'holding':
             ctypes.PyDLL(None).sleep(1000)  # like a regular expression with catastrophic backtracking
         time.sleep(1000)
 
-    EvaluationLoader._score = score_or_hang
+    Launcher.run = run_or_hang
 
 
 def job(folder: Path, hangs: tuple[int, str] | None, settings: dict[str, Any]) -> None:
@@ -245,7 +245,7 @@ def test_if_a_rank_hangs_all_end_with_stack_traces_and_finished_items_are_reused
     assert world.attempt(tmp_path, num_ranks, hangs=(hanging, 'asleep'), stall_seconds=2) == [STALLED] * num_ranks
     message = world.said[start:]
     assert all(f'gauntlet: rank {rank}: ' in message for rank in range(num_ranks))
-    assert message.count('in score_or_hang') == 1 and message.count('thread MainThread:') == num_ranks
+    assert message.count('in run_or_hang') == 1 and message.count('thread MainThread:') == num_ranks
     if num_ranks == 1:
         assert all(fact in message for fact in ('2 s (stall_seconds)', ' step ', 'sums/', ' row '))
         done = num_lines(tmp_path)
@@ -256,7 +256,7 @@ def test_if_a_rank_hangs_all_end_with_stack_traces_and_finished_items_are_reused
 def test_a_thread_that_holds_the_gil_is_ended_too(world: World, tmp_path: Path):
     start = len(world.said)
     assert world.attempt(tmp_path, hangs=(0, 'holding'), stall_seconds=2) == [1]
-    assert 'in score_or_hang' in world.said[start:]
+    assert 'in run_or_hang' in world.said[start:]
 
 
 def compare_timeouts() -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
-from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoop
 from llmfoundry_gauntlet.runtime.runner import prepare_for_model
 
 # 7, 5 and 2 items: no number of ranks divides them, and 3 ranks are more than the last has.
@@ -80,10 +80,10 @@ def composer_model(network: Any = None) -> HuggingFaceModel:
     return HuggingFaceModel(network, tokenizer=tokenizer())
 
 
-def loader_of(settings: dict[str, Any], model: HuggingFaceModel | None = None) -> EvaluationLoader:
-    """Return the loader of an evaluation, by default of `composer_model()`."""
+def loop_of(settings: dict[str, Any], model: HuggingFaceModel | None = None) -> EvaluationLoop:
+    """Return the loop of an evaluation, by default of `composer_model()`."""
     model = model or composer_model()
-    return EvaluationLoader(prepare_for_model(load_data(decode_settings(settings)), model), model)
+    return EvaluationLoop(prepare_for_model(load_data(decode_settings(settings)), model), model)
 
 
 def save(network: Any, folder: Path, **arguments: Any) -> Path:

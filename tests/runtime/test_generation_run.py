@@ -26,7 +26,7 @@ from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
 from llmfoundry_gauntlet.metrics.keys import with_errors
 from llmfoundry_gauntlet.runtime import runner
 from llmfoundry_gauntlet.runtime.journal import SharedJournal
-from llmfoundry_gauntlet.runtime.loop import EvaluationLoader
+from llmfoundry_gauntlet.runtime.plan_run import PlanRun
 from llmfoundry_gauntlet.scoring.code.execution import check_completion
 
 ALL = ['accuracy', 'errors', 'metrics']
@@ -204,14 +204,14 @@ def test_a_single_evaluator_gives_the_numbers_of_the_callback_also_after_failed_
 def test_programs_of_a_failed_evaluation_are_not_in_the_next_journal(programs, tmp_path, monkeypatch):
     """The first evaluation ends while programs are waiting, which continue in the second."""
     released, journals, written = threading.Event(), [], []
-    collect, add = EvaluationLoader._collect, SharedJournal.add
+    collect, add = PlanRun._collect, SharedJournal.add
 
-    def fail_at_first(loader: EvaluationLoader) -> Any:
-        journals.append(loader.journal)
+    def fail_at_first(plan_run: PlanRun) -> Any:
+        journals.append(plan_run.writer.journal)
         if len(journals) == 1:
             raise Broken
         released.set()
-        return collect(loader)
+        return collect(plan_run)
 
     def noted(journal: SharedJournal, results: Any, **keys: Any) -> None:
         if threading.current_thread().name.startswith('gauntlet-programs'):
@@ -219,7 +219,7 @@ def test_programs_of_a_failed_evaluation_are_not_in_the_next_journal(programs, t
         add(journal, results, **keys)
 
     in_background(monkeypatch, lambda: released.wait() or None)
-    monkeypatch.setattr(EvaluationLoader, '_collect', fail_at_first)
+    monkeypatch.setattr(PlanRun, '_collect', fail_at_first)
     monkeypatch.setattr(SharedJournal, 'add', noted)
     callback = EvalGauntlet(**programs, max_seq_len=128, save_folder=str(tmp_path / 'records'))
     trainer = Trainer(model=tiny.composer_model(), callbacks=[callback], device='cpu', progress_bar=False)

@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.engine.model import Budget
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import Probe
 from llmfoundry_gauntlet.engine.ranks import assign
-from llmfoundry_gauntlet.runtime.loop import EvaluationLoader, Step
+from llmfoundry_gauntlet.runtime.loop import EvaluationLoop, Step
 from llmfoundry_gauntlet.runtime.runner import Found, agreed
 from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
@@ -32,15 +32,15 @@ def settings(tmp_path) -> dict[str, Any]:
     return {**tiny.write_tasks(tmp_path), 'tokens_per_batch': 200}
 
 
-def drive(loader: EvaluationLoader) -> tuple[dict[ItemKey, ItemResult], list[Step]]:
+def drive(loop: EvaluationLoop) -> tuple[dict[ItemKey, ItemResult], list[Step]]:
     """Return all results and steps of an evaluation."""
     results, steps = {}, []
-    for step in loader:
+    for step in loop:
         found = step.run()
         assert not results.keys() & found.keys(), 'an item was scored twice'
         results.update(found)
         steps.append(step)
-    assert loader.work.num_steps == len(steps), "Composer's progress bar needs the number of steps"
+    assert loop.work.num_steps == len(steps), "Composer's progress bar needs the number of steps"
     return results, steps
 
 
@@ -65,53 +65,53 @@ def check(results: dict[ItemKey, ItemResult], expected: dict[ItemKey, ItemResult
             np.testing.assert_allclose(result.logprobs, expected[key].logprobs, rtol=0, atol=1e-5)
 
 
-def check_by_bare_forwards(results: dict[ItemKey, ItemResult], loader: EvaluationLoader) -> None:
-    assert results.keys() == loader.prepared.items.keys() and len(results) == 28
+def check_by_bare_forwards(results: dict[ItemKey, ItemResult], loop: EvaluationLoop) -> None:
+    assert results.keys() == loop.prepared.items.keys() and len(results) == 28
     for key, result in results.items():
-        expected = networks.sums_alone(loader.runner.model.model, [loader.prepared.items[key].request])
+        expected = networks.sums_alone(loop.runner.model.model, [loop.prepared.items[key].request])
         np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
 
 
 def test_items_are_scored_once_as_by_bare_forwards_and_with_new_weights_by_the_same_plan(settings):
     """Mutations: cached values of the first evaluation are used in the second; the plan is made again."""
-    loader = tiny.loader_of(settings)
-    first, steps = drive(loader)
-    check_by_bare_forwards(first, loader)
-    assert len(steps) > 3 and max(batch.num_tokens for batch in loader.planned.batches) <= 200
-    planned, network = loader.planned, loader.runner.model.model
+    loop = tiny.loop_of(settings)
+    first, steps = drive(loop)
+    check_by_bare_forwards(first, loop)
+    assert len(steps) > 3 and max(batch.num_tokens for batch in loop.planned.batches) <= 200
+    planned, network = loop.planned, loop.runner.model.model
     with torch.no_grad():
         network.model.layers[0].self_attn.v_proj.weight.mul_(-1)
     sizes = count_forwards(network)
-    second, steps = drive(loader)
-    assert loader.planned is planned
+    second, steps = drive(loop)
+    assert loop.planned is planned
     assert len(sizes) == len(steps) - 1
-    check_by_bare_forwards(second, loader)
+    check_by_bare_forwards(second, loop)
     assert any(abs(first[key].logprobs[0] - second[key].logprobs[0]) > 0.1 for key in first)
 
 
 def test_a_batch_is_scored_while_the_device_runs_the_next(settings):
     """Mutations: `run` in place of `launch`; an abandoned batch reaches the next evaluation."""
-    loader = tiny.loader_of(settings)
-    head = loader.runner.model.model.lm_head.weight.requires_grad_(False)
-    expected, _ = drive(loader)
+    loop = tiny.loop_of(settings)
+    head = loop.runner.model.model.lm_head.weight.requires_grad_(False)
+    expected, _ = drive(loop)
     head.mul_(-1)
-    for step in islice(loader, 3):  # the plan and two batches
+    for step in islice(loop, 3):  # the plan and two batches
         found = step.run()
-    assert found.keys() == {request.key for request in assign(loader.planned.batches, num_ranks=1)[0][0].requests}
-    loader.stop()
+    assert found.keys() == {request.key for request in assign(loop.planned.batches, num_ranks=1)[0][0].requests}
+    loop.stop()
     head.mul_(-1)
-    results, _ = drive(loader)
+    results, _ = drive(loop)
     check(results, expected, set())
 
 
 def tokens_of_the_probe(settings: dict[str, Any]) -> set[int]:
     """Return the tokens that the first step gives a model; they are always the same."""
-    loader = tiny.loader_of(settings)
+    loop = tiny.loop_of(settings)
     seen: set[int] = set()
-    loader.runner.model.model.register_forward_pre_hook(
+    loop.runner.model.model.register_forward_pre_hook(
         lambda _, args, kwargs: seen.update(kwargs['input_ids'].unique().tolist()), with_kwargs=True
     )
-    next(iter(loader)).run()
+    next(iter(loop)).run()
     return seen
 
 
@@ -134,10 +134,10 @@ def test_a_nan_token_affects_only_its_items(settings, in_probe: bool, is_alone: 
     others = [] if is_alone else read_yaml(settings['tasks'])['icl_tasks']
     gauntlet = None if is_alone else settings['gauntlet']
     settings = {**settings, 'tasks': [*others, broken_task(settings, character)], 'gauntlet': gauntlet}
-    loader = tiny.loader_of(settings, model)
-    expected, _ = drive(loader)
-    assert loader.planned.layout == STREAM and (len(loader.planned.batches) == 1) == is_alone
-    broken = {key for key, item in loader.prepared.items.items() if is_given(item.request, token)}
+    loop = tiny.loop_of(settings, model)
+    expected, _ = drive(loop)
+    assert loop.planned.layout == STREAM and (len(loop.planned.batches) == 1) == is_alone
+    broken = {key for key, item in loop.prepared.items.items() if is_given(item.request, token)}
     assert broken == {ItemKey('broken/0-shot', 2), ItemKey('broken/0-shot', 5)}
     with torch.no_grad():
         model.model.get_input_embeddings().weight[token] = torch.nan
@@ -160,37 +160,37 @@ def is_given(request, token: int) -> bool:
 
 def test_a_nan_model_is_unscored_without_reruns_and_probed_again_once_it_is_whole(settings):
     """Mutations: every item of a broken model is run again by itself; the first layout is kept, whatever is found."""
-    loader = tiny.loader_of(settings)
-    network = loader.runner.model.model
+    loop = tiny.loop_of(settings)
+    network = loop.runner.model.model
     weight = network.model.norm.weight.requires_grad_(False)
     whole = weight.clone()
     weight.fill_(torch.nan)
-    steps = iter(loader)
+    steps = iter(loop)
     next(steps).run()
     sizes = count_forwards(network)
     results = {key: result for step in steps for key, result in step.run().items()}
-    assert len(sizes) == len(loader.planned.batches)
+    assert len(sizes) == len(loop.planned.batches)
     assert len(results) == 28
     assert all((result.score, result.reason) == (None, NON_FINITE) for result in results.values())
-    assert loader.planned.layout == PADDED_ROWS
+    assert loop.planned.layout == PADDED_ROWS
     weight.copy_(whole)
-    results, _ = drive(loader)
-    assert loader.planned.layout == STREAM
+    results, _ = drive(loop)
+    assert loop.planned.layout == STREAM
     assert all(result.status == 'scored' for result in results.values())
 
 
 def test_running_out_of_memory_changes_no_score(settings, caplog):
     """The probe fits; the batches do not. Mutation: items of the failed batch are dropped."""
     settings |= {'tokens_per_batch': 2000}
-    loader = tiny.loader_of(settings)
-    expected, _ = drive(loader)
+    loop = tiny.loop_of(settings)
+    expected, _ = drive(loop)
 
     def fail(_, args, kwargs):
         if kwargs['input_ids'].numel() > 400:
             raise torch.OutOfMemoryError('too many tokens')
 
-    loader.runner.model.model.register_forward_pre_hook(fail, with_kwargs=True)
-    results, _ = drive(loader)
+    loop.runner.model.model.register_forward_pre_hook(fail, with_kwargs=True)
+    results, _ = drive(loop)
     check(results, expected, set())
     assert len([message for message in caplog.messages if 'out of memory' in message]) == 1
 
@@ -216,9 +216,9 @@ def test_scores_follow_eager_attention_with_one_log_line(settings, caplog):
         network = networks.network(
             'gemma2', vocab_size=259, max_position_embeddings=128, attn_implementation=loaded, sliding_window=1000
         )
-        loader = tiny.loader_of(settings, tiny.composer_model(network))
-        drive(loader)
-        scores.append(drive(loader)[0])
+        loop = tiny.loop_of(settings, tiny.composer_model(network))
+        drive(loop)
+        scores.append(drive(loop)[0])
         lines.append([one.getMessage() for one in caplog.records if one.getMessage().startswith('attention: ')])
         assert network.config._attn_implementation == loaded
     assert lines == [[], ['attention: sdpa leaves out attn_logit_softcapping; evaluation follows eager attention']]
@@ -234,7 +234,7 @@ def test_only_reference_semantics_pad_to_max_seq_len(settings, semantics: str):
     tasks = read_yaml(settings['tasks'])['icl_tasks']
     tasks[0]['max_seq_len'] = 100
     changed = {**settings, 'tasks': tasks, 'semantics': semantics, 'max_seq_len': 300}
-    rotary = tiny.loader_of(changed, tiny.composer_model(network)).runner.language_model.rotary
+    rotary = tiny.loop_of(changed, tiny.composer_model(network)).runner.language_model.rotary
     assert rotary.base == 128
     lengths = set(rotary.padded_to.values())
     assert lengths == ({100, 300} if semantics == 'reference' else set())

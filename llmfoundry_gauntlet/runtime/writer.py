@@ -1,0 +1,66 @@
+"""Score the outputs of an evaluation, and write each result to the journal as soon as it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
+from llmfoundry_gauntlet.engine.plan import Batch
+from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
+from llmfoundry_gauntlet.runtime.journal import SharedJournal
+from llmfoundry_gauntlet.types import ItemKey, ItemResult, Output
+
+Results = dict[ItemKey, ItemResult]
+AnyBatch = TypeVar('AnyBatch', Batch, ContinuousBatch)
+
+
+class ResultWriter:
+    """Score and write the results of one evaluation.
+
+    Programs of an evaluation that failed may still run during the next one. They keep the writer that they began with,
+    so that they never write to the journal of the other.
+
+    `count`, if given, is called with each result that is written, but not with suspects. Programs call it in their own
+    thread.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedEvaluation,
+        journal: SharedJournal | None,
+        count: Callable[[ItemResult], None] | None = None,
+    ) -> None:
+        self.prepared = prepared  # all items
+        self.journal = journal
+        self.count = count
+
+    def score(self, outputs: Iterable[Output]) -> Results:
+        """Score outputs, write their results and return them."""
+        results = self.prepared.results(outputs)
+        self.write(results)
+        return results
+
+    def write(self, results: Results) -> None:
+        """Write final results."""
+        if self.journal is not None:
+            self.journal.add(results)
+        if self.count is not None:
+            for result in results.values():
+                self.count(result)
+
+    def write_suspects(self, results: Results) -> None:
+        """Write non-finite results of items that are still to be rerun as padded rows."""
+        if self.journal is not None:
+            self.journal.add(results, suspect=True)
+
+    def unfinished(self, batches: Sequence[AnyBatch], *, also_suspects: bool = False) -> list[AnyBatch]:
+        """Return the batches with at least one unfinished item; such a batch is rerun as a whole.
+
+        Items with non-finite results in an earlier attempt count as finished; with `also_suspects` only if they were
+        also rerun as padded rows.
+        """
+        if self.journal is None:
+            return list(batches)
+        finished = self.journal.done if also_suspects else self.journal.done | self.journal.suspects.keys()
+        return [batch for batch in batches if not finished.issuperset(request.key for request in batch.requests)]
