@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from composer.core import Evaluator
@@ -11,7 +12,7 @@ from composer.models import HuggingFaceModel
 from torchmetrics import Metric
 
 from llmfoundry_gauntlet.composer.trainer_loop import composer_model_of, make_evaluator
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.config.settings import AUTO, ERROR, LOGGED, TasksSource
 from llmfoundry_gauntlet.evaluation.inputs import load_inputs
 from llmfoundry_gauntlet.evaluation.run import one_task
 from llmfoundry_gauntlet.metrics.keys import error_name, is_logged, task_group, with_errors
@@ -48,20 +49,58 @@ class TaskMetric(Metric):
         return torch.tensor(torch.nan if value is None else value)
 
 
-def build_icl_evaluators(tasks: Any, model: HuggingFaceModel, **settings: Any) -> list[Evaluator]:
+def build_icl_evaluators(
+    tasks: TasksSource,
+    model: HuggingFaceModel,
+    *,
+    data_root: str = 'eval_data',
+    only: Sequence[str] | None = None,
+    num_fewshot: int | None = None,
+    missing: str = ERROR,
+    subset_items: int | None = None,
+    max_seq_len: int | None = None,
+    tokens_per_batch: int | Literal['auto'] = AUTO,
+    semantics: str = 'corrected',
+    truncation: str | None = None,
+    fewshot: str = 'reference',
+    apply_chat_template: bool = False,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    system_prompt: str | None = None,
+    fewshot_as_turns: bool = False,
+    reasoning_markers: Sequence[str] | None = None,
+    sandbox: str = AUTO,
+    log: Sequence[str] = LOGGED[:-1],
+) -> list[Evaluator]:
     """Return Evaluators for `Trainer(eval_dataloader=...)`, one per task and number of shots: '{label}/{n}-shot'.
 
-    `tasks` is a path, a list of paths or the list of tasks itself; `settings` are the fields of EvaluationSettings that
-    apply to single tasks (data_root, max_seq_len, tokens_per_batch, semantics, truncation, log). `model` is patched in
-    place to run the steps and to report these metrics along with its own, so Evaluators for other data should name
-    theirs (`metric_names`). Tasks whose programs cannot run here are left out. Raise ConfigError, DataError,
-    ModelError.
+    `tasks` is a path, a list of paths or the list of tasks itself; the others are the fields of EvaluationSettings that
+    apply to single tasks. SCORE, composites, a time budget, a precision target and records need the callback
+    EvalGauntlet. `model` is patched in place to run the steps and to report these metrics along with its own, so
+    Evaluators for other data should name theirs (`metric_names`). Tasks whose programs cannot run here are left out.
+    Raise ConfigError, DataError, ModelError.
     """
-    if settings.get('score') is not None:
-        raise ConfigError('score: not available for single evaluators; use the callback EvalGauntlet(score=...)')
-    if settings.get('time_budget') is not None:
-        raise ConfigError('time_budget: is divided among tasks; use the callback EvalGauntlet(time_budget=...)')
-    data = load_inputs({**settings, 'tasks': tasks, 'save_folder': None}, 'build_icl_evaluators')
+    settings = {
+        'tasks': tasks,
+        'data_root': data_root,
+        'only': only,
+        'num_fewshot': num_fewshot,
+        'missing': missing,
+        'subset_items': subset_items,
+        'max_seq_len': max_seq_len,
+        'tokens_per_batch': tokens_per_batch,
+        'semantics': semantics,
+        'truncation': truncation,
+        'fewshot': fewshot,
+        'apply_chat_template': apply_chat_template,
+        'chat_template_kwargs': chat_template_kwargs,
+        'system_prompt': system_prompt,
+        'fewshot_as_turns': fewshot_as_turns,
+        'reasoning_markers': reasoning_markers,
+        'sandbox': sandbox,
+        'log': log,
+        'save_folder': None,
+    }
+    data = load_inputs(settings, 'build_icl_evaluators')
     prepared_tasks = prepare_for_model(data, composer_model_of(model))
     evaluators = []
     metrics: dict[str, TaskMetric] = {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from llmfoundry_gauntlet.config.resources import path_problems
 from llmfoundry_gauntlet.config.yaml import Problems, decode, raise_invalid_values
@@ -24,7 +24,7 @@ INTERVALS = (
     f'{", ".join(INTERVAL_WORDS)} and Composer times (500ba, 1ep, 0.1dur): whole numbers of ba, ep, sp, tok or sec '
     'from 1, and shares of the training (dur) above 0 and at most 1'
 )
-AUTO = 'auto'
+AUTO: Final = 'auto'
 BETWEEN = '...'  # between the start and the end of reasoning
 ERROR, SKIP = 'error', 'skip'
 LOGGED = ACCURACY, ERRORS, COMPOSITES, SCORE, METRICS = 'accuracy', 'errors', 'composites', 'score', 'metrics'
@@ -41,6 +41,12 @@ CHOICES = {
     'sandbox': (AUTO, 'rlimits', 'none'),
     'missing': (ERROR, SKIP),
 }
+
+# Where tasks, a gauntlet and SCORE's datasets come from: a path, or what a file of theirs holds. What these entries may
+# be is checked where they are read, so that all problems of a file are reported at once.
+TasksSource = str | Path | Sequence[str | Path] | Sequence[Mapping[str, Any]]
+GauntletSource = str | Path | Mapping[str, Any]
+ScoreSource = str | Path | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +90,9 @@ class EvaluationSettings:
       everything. `log_prompts`: samples files also hold the texts of prompts and choices.
     """
 
-    tasks: Any = None
-    gauntlet: Any = None
-    score: Any = None
+    tasks: TasksSource | None = None
+    gauntlet: GauntletSource | None = None
+    score: ScoreSource | None = None
     data_root: str = 'eval_data'
     only: tuple[str, ...] | None = None  # None: all
     num_fewshot: int | None = None  # None: each task's own
@@ -96,7 +102,7 @@ class EvaluationSettings:
     time_budget: str | None = None  # None: no limit
     precision_target: str | None = None  # None: all items
     max_seq_len: int | None = None  # None: the model's
-    tokens_per_batch: Any = AUTO
+    tokens_per_batch: int | Literal['auto'] = AUTO
     semantics: str = 'corrected'
     truncation: str | None = None  # None: follows semantics
     fewshot: str = 'reference'

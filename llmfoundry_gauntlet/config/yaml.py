@@ -197,9 +197,12 @@ def decode_value(hint: Any, value: Any, path: str, problems: Problems) -> Any:
         return value
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        return decode_value(next(a for a in arguments if a is not type(None)), value, path, problems)
+        kinds = [kind for kind in arguments if kind is not type(None)]
+        # A value of several kinds, such as a path or a list, is checked by its dataclass or where it is read, which
+        # knows the kind that is meant and says what is allowed.
+        if value is None or len(kinds) > 1:
+            return value
+        return decode_value(kinds[0], value, path, problems)
     if isinstance(hint, type) and is_dataclass(hint):
         return decode_partly(hint, value, path, problems)
     if origin is tuple:

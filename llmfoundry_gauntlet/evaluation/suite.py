@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.score import DATASETS, check_labels, read_score
-from llmfoundry_gauntlet.config.settings import ERROR, SKIP
+from llmfoundry_gauntlet.config.settings import ERROR, SKIP, GauntletSource, ScoreSource, TasksSource
 from llmfoundry_gauntlet.config.tasks import GENERATION_KEYS, MULTIPLE_CHOICE, SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.config.yaml import (
     Problems,
@@ -27,10 +27,6 @@ from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
 OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # former names of task types
 TASKS_KEY = 'icl_tasks'
 GAUNTLET_KEY = 'eval_gauntlet'
-
-TasksSource = str | Path | Sequence[Any]
-GauntletSource = str | Path | Mapping[str, Any]
-ScoreSource = str | Path | Mapping[str, Any] | Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
