@@ -13,7 +13,10 @@ import pytest
 import tiny
 import torch
 import transformers
+from composer.models import HuggingFaceModel
 from paths import FIXTURES
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from llmfoundry_gauntlet import evaluate
 from llmfoundry_gauntlet.engine.lengths import resolve_max_seq_len, rotary_lengths
@@ -177,6 +180,60 @@ def test_an_adapter_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, 'peft', None)  # as if it were not installed
     with pytest.raises(ModelError, match=r"pip install 'llmfoundry-gauntlet\[peft\]'"):
         loaded(folder, adapter=str(folder))
+
+
+def stored_tokenizer(tokenizer: Any, tmp_path: Path) -> tuple[Any, Any]:
+    """Return the tokenizer of a Composer checkpoint as we read it, and as Composer reads it."""
+    network = networks.network('llama', vocab_size=1000)
+    whole = HuggingFaceModel(network, tokenizer=tokenizer)
+    stored = whole.get_metadata()
+    torch.save({'state': {'model': whole.state_dict(), 'integrations': {'huggingface': stored}}}, tmp_path / 'whole.pt')
+    expected = HuggingFaceModel.load_huggingface_tokenizer_from_saved_state(stored, False, str(tmp_path / 'stored'))
+    with open_model(str(tmp_path / 'whole.pt')) as source:
+        return source.tokenizer, expected
+
+
+@pytest.mark.parametrize('name', ['rotary_bos', 'unigram_characters'])
+@pytest.mark.parametrize('chat_template', [None, '{{ messages }}'])
+def test_the_tokenizer_of_a_checkpoint_is_the_one_that_composer_reads(
+    tmp_path: Path, name: str, chat_template: str | None
+):
+    """Mutation: the name of the temporary folder stays in the tokenizer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FIXTURES / 'models' / name)
+    tokenizer.chat_template = chat_template
+    found, expected = stored_tokenizer(tokenizer, tmp_path)
+    assert found.name_or_path == expected.name_or_path
+    assert found.init_kwargs.keys() == expected.init_kwargs.keys()
+    files = []
+    for number, read in enumerate((found, expected)):
+        read.save_pretrained(tmp_path / str(number))
+        files.append({path.name: path.read_text() for path in (tmp_path / str(number)).iterdir()})
+    assert files[0] == files[1] and found.chat_template == chat_template
+
+
+def test_a_vocabulary_of_lines_has_the_tokens_that_were_saved(tmp_path: Path):
+    """Composer 0.32.1 reads one more, which is empty: it ends the last line twice."""
+    tokens = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'b', '##c']
+    (tmp_path / 'vocab.txt').write_text(''.join(f'{token}\n' for token in tokens))
+    found, of_composer = stored_tokenizer(transformers.BertTokenizer(str(tmp_path / 'vocab.txt')), tmp_path)
+    assert found.get_vocab() == {token: number for number, token in enumerate(tokens)}
+    assert set(of_composer.get_vocab()) == {*tokens, ''}
+
+
+@pytest.mark.parametrize('form', ['whole', 'sharded'])
+def test_a_tokenizer_without_special_tokens_is_read(tmp_path: Path, form: str):
+    """Its empty mapping is missing in a sharded checkpoint."""
+    words = Tokenizer(WordLevel({'a': 0, 'b': 1}))
+    whole = HuggingFaceModel(
+        networks.network('llama', vocab_size=2), tokenizer=transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    )
+    content = {'state': {'model': whole.state_dict(), 'integrations': {'huggingface': whole.get_metadata()}}}
+    if form == 'whole':
+        torch.save(content, tmp_path / form)
+    else:
+        tiny.save_sharded(content, tmp_path / form)
+    with open_model(str(tmp_path / form)) as source:
+        assert source.tokenizer('b')['input_ids'] == [1]
 
 
 def test_weights_that_are_views_are_loaded(tmp_path: Path):
