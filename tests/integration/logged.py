@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -187,19 +188,32 @@ def wandb_records(folder: Path) -> Iterator[Any]:
 def wandb_records_of(path: Path) -> list[Any]:
     """Return the records of one of W&B's files; those written so far if it is being written."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
-    if path.stat().st_size == 0:
-        return []
-    records = []
-    store = DataStore()
-    store.open_for_scan(str(path))
-    with contextlib.closing(store), contextlib.suppress(AssertionError):  # raised for a record that is not complete
-        while (data := store.scan_data()) is not None:
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            records.append(record)
-    return records
+    return [wandb_internal_pb2.Record.FromString(data) for data in wandb_messages(path.read_bytes())]
+
+
+def wandb_messages(content: bytes) -> Iterator[bytes]:
+    """Yield the complete messages of one of W&B's files.
+
+    It is a log as LevelDB's: after 7 bytes, in blocks of 32 KiB, each part of a message has its checksum (4 bytes),
+    length (2) and kind (1). W&B 0.18 has a reader, 0.31 none.
+    """
+    block, head = 32768, 7
+    whole, last = 1, 4  # kinds; 2 and 3 are the first part of a message and one in its middle
+    place, message = head, b''
+    while place + head <= len(content):
+        if block - place % block < head:  # padding: no part fits
+            place += block - place % block
+            continue
+        _, length, kind = struct.unpack('<IHB', content[place : place + head])
+        part = content[place + head : place + head + length]
+        if kind == 0 or len(part) < length:  # not yet written
+            return
+        message += part
+        place += head + length
+        if kind in (whole, last):
+            yield message
+            message = b''
 
 
 def wandb_rows(folder: Path) -> list[dict[str, float]]:
