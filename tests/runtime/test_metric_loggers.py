@@ -13,7 +13,7 @@ import logged_evaluations
 import pytest
 import wandb
 from logged import MLflowServer, warnings_of
-from logged_evaluations import COMPOSITE, KEY, METRICS, log_once
+from logged_evaluations import KEY, METRICS, log_once
 from mlflow import MlflowClient
 
 from llmfoundry_gauntlet.runtime import logged_values
