@@ -18,7 +18,7 @@ import pytest
 from paths import ROOT
 from recorded_cases import recorded
 
-from llmfoundry_gauntlet.composer import evaluate
+from llmfoundry_gauntlet.runtime.evaluate import evaluate
 from llmfoundry_gauntlet.types import ItemResult
 
 sys.path.insert(0, str(ROOT / 'scripts'))

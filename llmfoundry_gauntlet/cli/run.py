@@ -167,19 +167,16 @@ def evaluate_or_estimate(model: str, settings: dict[str, Any], form: OutputForma
     kept = Interrupted(folder=settings['out'], option=None if settings['resume'] else option)
     explain: Callable[[], str] = nothing_written if dry_run else kept
     with exit_on_signals(explain):
-        from llmfoundry_gauntlet import composer  # noqa: F401  # which takes seconds
-    # Again, as Composer replaces the handlers when it is imported.
-    with exit_on_signals(explain):
         if not dry_run:
-            from llmfoundry_gauntlet.composer import evaluate
+            from llmfoundry_gauntlet.runtime.evaluate import evaluate
 
             try:
                 evaluate(model, **settings)
             except UnwrittenError as error:
                 raise with_remedy(error, kept) from error
             return
-        from llmfoundry_gauntlet.composer.dry_run import estimate
         from llmfoundry_gauntlet.results.report.printing import print_estimate
+        from llmfoundry_gauntlet.runtime.dry_run import estimate
 
         print_estimate(estimate(model, **settings), form)
 
@@ -286,6 +283,6 @@ def evaluate(file: File, overrides: Overrides = None) -> None:
 
     start_logging()
     with exit_on_signals(nothing_written):
-        from llmfoundry_gauntlet.composer.evaluate import evaluate_file
+        from llmfoundry_gauntlet.runtime.evaluate_file import evaluate_file
 
     raise typer.Exit(evaluate_file(file, overrides or []))

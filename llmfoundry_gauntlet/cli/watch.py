@@ -75,9 +75,9 @@ def watch(
         'stop_seconds': 0.0 if once else None if stop_after == 'never' else seconds_of('--stop-after', stop_after),
     }
     start_logging('%(asctime)s %(message)s')
-    from llmfoundry_gauntlet.composer.watch import DAMAGED, WatchSettings, watch_checkpoints
     from llmfoundry_gauntlet.results.files import RESULTS
     from llmfoundry_gauntlet.results.report.printing import print_runs
+    from llmfoundry_gauntlet.runtime.watch import DAMAGED, WatchSettings, watch_checkpoints
 
     table = watch_checkpoints(WatchSettings(folder=folder, model=model, claims=claims, **timing, **training))
     for name, state, detail in table:

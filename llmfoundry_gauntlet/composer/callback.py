@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
+import composer
 from composer.callbacks import CheckpointSaver
 from composer.core import Callback, Event, State
 from composer.loggers import Logger, LoggerDestination, ProgressBarLogger
@@ -19,7 +19,7 @@ from composer.utils import create_interval_scheduler
 
 from llmfoundry_gauntlet.composer.eval_metrics import call_watchers, metrics_by_label
 from llmfoundry_gauntlet.composer.loggers import log_evaluation, warn_of_libraries
-from llmfoundry_gauntlet.composer.records import Records, TrainingLoss, checkpoint_savers, environment
+from llmfoundry_gauntlet.composer.records import TrainingLoss, checkpoint_of_batch, checkpoint_savers
 from llmfoundry_gauntlet.composer.trainer_loop import (
     after_each_evaluation,
     composer_model_of,
@@ -27,33 +27,16 @@ from llmfoundry_gauntlet.composer.trainer_loop import (
     run_evaluator,
     trainer_of,
 )
-from llmfoundry_gauntlet.config.resources import path_problem
-from llmfoundry_gauntlet.config.settings import INTERVAL_WORDS
-from llmfoundry_gauntlet.engine.model import is_sharded
-from llmfoundry_gauntlet.errors import ConfigError, ModelError, plural
-from llmfoundry_gauntlet.evaluation.inputs import load_inputs
-from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
+from llmfoundry_gauntlet.config.settings import INTERVAL_WORDS, EvaluationSettings, TrainingOptions
+from llmfoundry_gauntlet.errors import ConfigError, ModelError
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs
+from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.metrics.composites import Sizes
-from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, write_records
+from llmfoundry_gauntlet.results.files import RESULTS
 from llmfoundry_gauntlet.results.journal import JOURNAL
-from llmfoundry_gauntlet.runtime.distributed import global_rank, on_first_rank
-from llmfoundry_gauntlet.runtime.gathered import weights_gathered
-from llmfoundry_gauntlet.runtime.journal import (
-    Resuming,
-    SharedJournal,
-    digest_of_items,
-    identity_of,
-    model_fingerprint,
-)
-from llmfoundry_gauntlet.runtime.loop import (
-    SOME_BATCHES,
-    EvaluationLoop,
-    Step,
-)
-from llmfoundry_gauntlet.runtime.models import ModelSource
-from llmfoundry_gauntlet.runtime.progress import progress_report
-from llmfoundry_gauntlet.runtime.runner import prepare_for_model
-from llmfoundry_gauntlet.runtime.watchdog import check_timeout, watchdog
+from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet, device_of, num_parameters_of, summary
+from llmfoundry_gauntlet.runtime.loop import SOME_BATCHES, Step
+from llmfoundry_gauntlet.runtime.records import environment
 from llmfoundry_gauntlet.runtime.writer import Results
 from llmfoundry_gauntlet.types import TrainingPoint
 
@@ -134,28 +117,33 @@ class EvalGauntlet(Callback):
     current Trainer.
     """
 
-    def __init__(self, **settings: Any) -> None:
-        self.data = load_inputs(settings)
-        self.settings = self.data.settings
+    def __init__(self, **settings: Unpack[TrainingOptions]) -> None:
+        self.gauntlet = Gauntlet.from_data(load_inputs(settings))
         self.schedule = EvaluationSchedule(self.settings.interval)
-        self.loader: EvaluationLoop | None = None
-        self.evaluation: Evaluation | None = None  # the latest of the current Trainer
         self.label = LABEL
-        self.records = Records(None)  # with a folder once the run name is known
-        self.source: ModelSource | None = None  # only without training: the source of the model
-        self.num_parameters = 0  # of the whole model
-        self.resuming = Resuming()  # how to treat an interrupted evaluation in the same folder
-        self._evaluator: Any = None
-        self._model: HuggingFaceModel | None = None  # the one whose `eval_forward` the Trainer calls
-        self._ending = ExitStack()  # cleans up after an evaluation
-        self._first_is_due = False  # once all callbacks have seen FIT_START
-        self._digest: tuple[PreparedEvaluation, str] | None = None  # digest of all items
-        self._subsets: dict[str, Sizes] = {}  # of time budgets; all EvalGauntlets of a Trainer share it
-        self._subset_key = ''
         self.loss = TrainingLoss()  # since the last evaluation
         self._losses: dict[str, TrainingLoss] = {}  # all EvalGauntlets of a Trainer share it, for the checkpoint
-        for warning in self.data.warnings:
-            log.warning(warning)
+        self._dataloader: Steps | None = None
+        self._evaluator: Any = None
+        self._ending = ExitStack()  # cleans up after an evaluation
+        self._first_is_due = False  # once all callbacks have seen FIT_START
+        self._subsets: dict[str, Sizes] = {}  # of time budgets; all EvalGauntlets of a Trainer share it
+        self._subset_key = ''
+
+    @property
+    def settings(self) -> EvaluationSettings:
+        """Return the settings."""
+        return self.gauntlet.settings
+
+    @property
+    def data(self) -> EvaluationData:
+        """Return the tasks and their rows."""
+        return self.gauntlet.data
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """Return the latest result in the current Trainer."""
+        return self.gauntlet.evaluation
 
     # Composer's events, in the order in which they occur.
 
@@ -165,9 +153,13 @@ class EvalGauntlet(Callback):
         Raise ConfigError if another callback writes to the same folder, and ModelError for tensor parallelism: the
         ranks of a group would run different batches.
         """
-        self.evaluation, self.schedule = None, EvaluationSchedule(self.settings.interval)
-        check_folders(gauntlets_of(state), state.run_name)
-        self.num_parameters = sum(parameter.numel() for parameter in state.model.parameters())
+        self.schedule = EvaluationSchedule(self.settings.interval)
+        gauntlets = gauntlets_of(state)
+        for callback in gauntlets:
+            callback.gauntlet.run_name = state.run_name
+        check_folders(gauntlets)
+        self.gauntlet.evaluation = None
+        self.gauntlet.num_parameters = num_parameters_of(state.model)
         if state.tp_config is not None:
             raise ModelError(
                 "parallelism_config['tp']: a model with tensor parallelism cannot be evaluated while it is trained; "
@@ -179,54 +171,34 @@ class EvalGauntlet(Callback):
         """Prepare the items and attach the evaluator; the Trainer would remove one attached at `init`."""
         warn_of_libraries(logger.destinations)
         model = composer_model_of(state.model)
-        prepared = prepare_for_model(self.data, model)
-        self.data = prepared.data  # without tasks whose programs cannot run here
-        for reason in dict.fromkeys(self.data.unsupported.values()):
-            tasks = [task for task, why in self.data.unsupported.items() if why == reason]
-            log.warning('%s; left out: %s', reason, ', '.join(tasks))
-        if self.data.sandbox is not None:
-            log.info('programs: %s', self.data.sandbox)
+        self.gauntlet.prepare(model.model, model.tokenizer, checkpoint_of=partial(checkpoint_of_batch, state))
         gauntlets = gauntlets_of(state)
         number = gauntlets.index(self) + 1
+        self._dataloader = Steps(partial(self._steps, state))
         self.label = LABEL if number == 1 else f'{LABEL}-{number}'
-        self.loader = EvaluationLoop(prepared, model)
-        self._model = model
-        self._evaluator = make_evaluator(self.label, self.loader, self.schedule)
+        self._evaluator = make_evaluator(self.label, self._dataloader, self.schedule)
         self._attach(state)
         after_each_evaluation(trainer_of(state), self._clean_up)
-        if self.settings.stall_seconds is not None:
-            check_timeout(self.settings.stall_seconds)
-        twins = [gauntlet for gauntlet in gauntlets if gauntlet.data.tasks.keys() == self.data.tasks.keys()]
+        twins = [callback for callback in gauntlets if callback.data.tasks.keys() == self.data.tasks.keys()]
         self._subsets = gauntlets[0]._subsets
         self._subset_key = subset_key(twins.index(self), self.data.tasks)
         self.loss = TrainingLoss()  # not that of an earlier Trainer
         self._losses = gauntlets[0]._losses
         self._losses[self._subset_key] = self.loss
-        folder = self.folder(state.run_name)
-        if folder is not None:
-            if problem := path_problem(str(folder)):
-                raise ConfigError(f'save_folder: {problem}; shorten run_name, or give another save_folder')
-            on_first_rank(partial(check_writable, folder))
-            self.records = Records(folder)
-        log.info(
-            'gauntlet: %s, %s; max_seq_len %d',
-            plural(len(prepared.tasks), 'task'),
-            plural(len(prepared.items), 'item'),
-            prepared.max_seq_len,
-        )
 
     def after_load(self, state: State, logger: Logger) -> None:
         """Evaluate if the job stopped during the final evaluation; `fit` raises an error if no steps are left.
 
         Also finish an evaluation whose records were not written before the job stopped, but its checkpoint was.
         """
-        if state.max_duration is None or state.timestamp.batch.value == 0:
+        batch = batch_of(state)
+        if state.max_duration is None or not batch:
             return
         is_over = state.timestamp >= state.max_duration
-        left = self.records.left(state)
+        left = self.gauntlet.records.left(batch)
         if left == JOURNAL or (is_over and self.schedule.last and left != RESULTS):
             run_evaluator(trainer_of(state), self._evaluator)
-            self.records.wait(state)
+            self.gauntlet.records.wait()
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Evaluate before the first step if `interval` contains `first`; Composer itself asks no evaluator then.
@@ -246,21 +218,27 @@ class EvalGauntlet(Callback):
         self._evaluate_first(state)
 
     def eval_start(self, state: State, logger: Logger) -> None:
-        """Replace the model's `eval_forward` with the engine's, only for this callback's evaluator.
+        """Let the model's `eval_forward` run the steps of the evaluation, only for this callback's evaluator.
 
         Raise ConfigError for `trainer.eval(subset_num_batches=...)`.
         """
         if self._is_ours(state):
-            check_all_batches(state)
-            self._begin(state)
+            if state.dataloader_len is not None:
+                raise ConfigError(SOME_BATCHES)
+            self.gauntlet.records.wait()
+            model = composer_model_of(state.model)
+            self._ending.callback(restore_forward, model, vars(model).get('eval_forward'))
+            vars(model)['eval_forward'] = run_step
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
         """Pass the number of steps, known after the first one, to Composer's progress bar and console."""
-        if self._is_ours(state) and self.loader is not None and state.dataloader_len != self.loader.work.num_steps:
-            state.dataloader_len = self.loader.work.num_steps
-            for destination in logger.destinations:
-                if isinstance(destination, ProgressBarLogger) and destination.eval_pbar is not None:
-                    destination.eval_pbar.pbar.total = self.loader.work.num_steps
+        if self._is_ours(state) and self.gauntlet.loop is not None:
+            num_steps = self.gauntlet.loop.work.num_steps
+            if state.dataloader_len != num_steps:
+                state.dataloader_len = num_steps
+                for destination in logger.destinations:
+                    if isinstance(destination, ProgressBarLogger) and destination.eval_pbar is not None:
+                        destination.eval_pbar.pbar.total = num_steps
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Log and record the results."""
@@ -270,12 +248,12 @@ class EvalGauntlet(Callback):
 
     def eval_standalone_end(self, state: State, logger: Logger) -> None:
         """Write the records of an evaluation that was not called by `fit`."""
-        self.records.wait(state)
+        self.gauntlet.records.wait()
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Begin to write the records of the previous batch, whose checkpoint is saved."""
         self.schedule.evaluated_batch = None
-        self.records.begin(state)
+        self.gauntlet.records.begin()
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Add the loss of the batch; evaluations of this event follow it."""
@@ -283,11 +261,11 @@ class EvalGauntlet(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Write the records of the last batch, whose checkpoint is saved."""
-        self.records.wait(state)
+        self.gauntlet.records.wait()
 
     def close(self, state: State, logger: Logger) -> None:
         """Write the records."""
-        self.records.close(state)
+        self.gauntlet.records.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the subsets of all callbacks' time budgets, for the checkpoint.
@@ -317,18 +295,7 @@ class EvalGauntlet(Callback):
     def use_subset(self, sizes: Sizes) -> None:
         """Evaluate the subset of an earlier evaluation within a time budget, given its number of questions per task."""
         self._subsets[self._subset_key] = dict(sizes)
-        if self.loader is not None:
-            self.loader.settle(sizes)
-
-    @property
-    def sizes(self) -> Sizes | None:
-        """Return the number of questions per task in the time budget's subset; None without a budget or subset yet."""
-        return None if self.loader is None or self.loader.budget is None else self.loader.budget.sizes
-
-    def folder(self, run_name: str) -> Path | None:
-        """Return the folder of the records, None if there are none."""
-        name = self.settings.save_folder
-        return None if name is None else Path(name.replace('{run_name}', run_name))
+        self.gauntlet.use_subset(sizes)
 
     # Implementation of the events.
 
@@ -344,44 +311,30 @@ class EvalGauntlet(Callback):
 
     def _is_ours(self, state: State) -> bool:
         """Return whether this callback's evaluator is running."""
-        return state.dataloader is self.loader
+        return state.dataloader is self._dataloader
 
-    def _begin(self, state: State) -> None:
-        loader, model = self.loader, self._model
-        if loader is None or model is None:
-            raise RuntimeError('an evaluation began before the Trainer had called before_load')
-        self.records.wait(state)
-        ending = self._ending
-        ending.callback(loader.stop)
-        loader.around_steps = partial(self._with_weights, state, loader)
-        if self.settings.stall_seconds is not None:
-            ending.enter_context(watchdog(self.settings.stall_seconds, loader.progress, loader.doing))
-        if global_rank() == 0:
-            ending.enter_context(progress_report(title_of(state), lambda: loader.work))
-        ending.callback(restore_forward, model, vars(model).get('eval_forward'))
-        vars(model)['eval_forward'] = run_step
+    def _steps(self, state: State) -> Iterator[Step]:
+        """Yield the steps of an evaluation of the weights that are there now.
 
-    @contextmanager
-    def _with_weights(self, state: State, loader: EvaluationLoop) -> Iterator[None]:
-        """Run the steps of an evaluation in this context, with the weights that are there once it has begun.
-
-        It is entered before the first step, after the EVAL_START of all callbacks, which may have changed the weights
-        or replaced the network: these are the weights that score, and so those of the journal. It ends after the last
-        step, before any callback's EVAL_END, which may change them back: by then no gathered copies may be left, and
-        the scores are there for all callbacks.
+        Composer asks for the first step after the EVAL_START of all callbacks, which may have changed the weights or
+        replaced the network. The code after the last step runs before any callback's EVAL_END, which may change them
+        back but needs the scores.
         """
-        # Composer would reset and log the metrics of the previous evaluation, which it was given.
+        if not self._is_ours(state):
+            return  # Composer takes a first batch of each evaluator before training, for its sampler's sake
+        # Composer would log the metrics of the previous evaluation, which it was given.
         given = state.eval_metrics[self.label]
         state.eval_metrics[self.label] = dict(given)
         given.clear()
-        model = composer_model_of(state.model)
-        if loader.use(model) and not is_sharded(model.model):
-            self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        loader.journal = self._journal(state)
-        with weights_gathered(model.model) as is_gathered:
-            loader.runner.language_model.in_step = not is_gathered
-            yield
-        self.evaluation = loader.finish()
+        steps = self.gauntlet.steps(
+            composer_model_of(state.model),
+            folder=self.gauntlet.records.folder_of(batch_of(state)),
+            title=title_of(state),
+            precision=state.precision.value,
+        )
+        self._ending.callback(steps.close)
+        yield from steps
+        assert self.evaluation is not None  # set after the last step
         shown = self._tasks_shown(state)
         for label, metrics in metrics_by_label(self.evaluation, self.label).items():
             if label == self.label or label in shown:
@@ -396,83 +349,76 @@ class EvalGauntlet(Callback):
         self._ending.close()
 
     def _finish(self, state: State, logger: Logger) -> None:
+        """Log the results, and write the records once the checkpoint of the batch is saved."""
         evaluation, batch = self.evaluation, state.timestamp.batch.value
-        if self.loader is None or evaluation is None:
+        if evaluation is None:
             raise RuntimeError('an evaluation ended before it began')
-        if self.sizes is not None:
-            self._subsets[self._subset_key] = self.sizes
+        if self.gauntlet.sizes is not None:
+            self._subsets[self._subset_key] = self.gauntlet.sizes
         self.schedule.evaluated_batch = batch
         log_evaluation(state, logger, evaluation.logged, batch)
         log.info('%s: %s', title_of(state), summary(evaluation))
-        folder = self.records.folder_of(state)
+        records = self.gauntlet.records
+        folder = records.folder_of(batch_of(state))
         if folder is not None:
-            self._write(state, folder, evaluation)
-            if self.schedule.event == Event.FIT_END:  # Composer has called `fit_end` before
-                self.records.wait(state)
-        self.loss.reset()
-        if self.loader.journal is not None and self.loader.journal.problem is not None:
-            log.warning('%s: %s', title_of(state), self.loader.journal.problem)
-
-    def _journal(self, state: State) -> SharedJournal | None:
-        """Return the journal of the current evaluation, beside its records."""
-        folder = self.records.folder_of(state)
-        if folder is None or self.loader is None or self.loader.is_finding_subset:
-            return None
-        prepared = self.loader.prepared
-        if self._digest is None or self._digest[0] is not prepared:
-            self._digest = prepared, digest_of_items(prepared)
-        model = model_fingerprint(composer_model_of(state.model), is_sharded=state.fsdp_enabled)
-        identity = identity_of(
-            self.loader.prepared, items=self._digest[1], model=model, precision=state.precision.value
-        )
-        return SharedJournal(folder, identity, self.resuming)
-
-    def _write(self, state: State, folder: Path, evaluation: Evaluation) -> None:
-        training = None if self.source is None else self.source.training
-        if state.max_duration is not None:
-            training = TrainingPoint(
-                batch=state.timestamp.batch.value,
-                epoch=state.timestamp.epoch.value,
-                token=state.timestamp.token.value,
-                checkpoint=None,
-                loss=self.loss.mean,
-                loss_batches=self.loss.num_batches or None,
+            model = composer_model_of(state.model)
+            write = self.gauntlet.writer(
+                evaluation,
+                folder,
+                {'name': state.run_name, **self.gauntlet.description(model.model)},
+                {**environment(device_of(model.model), state.precision.value), 'composer': composer.__version__},
+                training_point(state, self.loss),
             )
-        model = composer_model_of(state.model)
-        journal = None if self.loader is None else self.loader.journal
-        write = partial(
-            write_records,
-            folder,
-            evaluation,
-            model={
-                **({'name': state.run_name} if self.source is None else self.source.record),
-                'class': type(model.model).__name__,
-                'num_parameters': self.num_parameters,
-            },
-            environment=environment(state),
-            identity=None if journal is None else journal.identity,
-            reused_items=0 if journal is None else len(journal.done),
-            started=None if journal is None else journal.started,
-            earlier_seconds=0.0 if journal is None else journal.earlier_seconds,
-            time_budget=self.sizes,
-        )
-        # With items of an earlier attempt at the same weights, its results may be there already.
-        is_resumed = journal is not None and bool(journal.done)
+            records.write(batch_of(state), folder, write)
+            if self.schedule.event == Event.FIT_END:  # Composer has called `fit_end` before
+                records.wait()
+        self.loss.reset()
 
-        def write_once(checkpoint: str | None) -> None:
-            if is_resumed and is_recorded(folder, evaluation):
-                log.info('finished already: %s', folder / RESULTS)
-            else:
-                at_checkpoint = training and checkpoint and replace(training, checkpoint=checkpoint)
-                write(training=at_checkpoint or training)
 
-        self.records.write(state, folder, write_once)
+class Steps:
+    """The dataloader of a callback's evaluator: the steps of an evaluation are its batches.
+
+    Not a torch DataLoader, because iterating one draws random numbers. It has no length, so that Composer has one only
+    if the user asks for some of the batches.
+    """
+
+    batch_size = 1  # read by Composer
+
+    def __init__(self, steps: Callable[[], Iterator[Step]]) -> None:
+        self.steps = steps
+
+    def __iter__(self) -> Iterator[Step]:
+        return self.steps()
+
+
+def run_step(step: Step, outputs: Any = None) -> Results:
+    """Run a step of an evaluation; replaces a model's `eval_forward`."""
+    return step.run()
+
+
+def batch_of(state: State) -> int | None:
+    """Return the number of training batches; None if the Trainer only evaluates."""
+    return None if state.max_duration is None else state.timestamp.batch.value
 
 
 def title_of(state: State) -> str:
-    """Return the name of an evaluation in messages, with the training batch of the model if it has one."""
+    """Return the title of an evaluation in messages: with the batch of the model if it has one."""
     batch = state.timestamp.batch.value
     return 'gauntlet' if batch == 0 and state.max_duration is None else f'gauntlet ba{batch}'
+
+
+def training_point(state: State, loss: TrainingLoss) -> TrainingPoint | None:
+    """Return the point of training that is evaluated; None if the Trainer only evaluates."""
+    if state.max_duration is None:
+        return None
+    return TrainingPoint(
+        batch=state.timestamp.batch.value,
+        epoch=state.timestamp.epoch.value,
+        token=state.timestamp.token.value,
+        checkpoint=None,
+        loss=loss.mean,
+        loss_batches=loss.num_batches or None,
+    )
 
 
 def gauntlets_of(state: State) -> list[EvalGauntlet]:
@@ -480,14 +426,14 @@ def gauntlets_of(state: State) -> list[EvalGauntlet]:
     return [callback for callback in state.callbacks if isinstance(callback, EvalGauntlet)]
 
 
-def check_folders(gauntlets: Sequence[EvalGauntlet], run_name: str) -> None:
+def check_folders(gauntlets: Sequence[EvalGauntlet]) -> None:
     """Raise ConfigError if two callbacks would overwrite each other's records."""
     tasks_by_folder: dict[Path, str] = {}
-    for number, gauntlet in enumerate(gauntlets, 1):
-        folder = gauntlet.folder(run_name)
+    for number, callback in enumerate(gauntlets, 1):
+        folder = callback.gauntlet.folder
         if folder is None:
             continue
-        tasks = f'EvalGauntlet {number} ({shortened(gauntlet.data.tasks)})'
+        tasks = f'EvalGauntlet {number} ({shortened(callback.data.tasks)})'
         other = tasks_by_folder.setdefault(folder.resolve(), tasks)
         if other != tasks:
             raise ConfigError(
@@ -503,12 +449,6 @@ def shortened(tasks: Iterable[str]) -> str:
     return f'{", ".join(names[:SHOWN_TASKS])}{further}'
 
 
-def check_all_batches(state: State) -> None:
-    """Raise ConfigError if the evaluation that begins is to run some of its batches only."""
-    if state.dataloader_len is not None:
-        raise ConfigError(SOME_BATCHES)
-
-
 def callbacks_after(callback: Callback, state: State) -> list[Callback]:
     """Return the callbacks that Composer calls after this one."""
     return list(state.callbacks[state.callbacks.index(callback) + 1 :])
@@ -521,23 +461,8 @@ def prepares_at_fit_start(callback: Callback) -> bool:
     return is_overridden and not isinstance(callback, (CheckpointSaver, LoggerDestination, EvalGauntlet))
 
 
-def run_step(step: Step, outputs: Any = None) -> Results:
-    """Run a step of an evaluation; replaces a model's `eval_forward`."""
-    return step.run()
-
-
 def restore_forward(model: HuggingFaceModel, forward: Any) -> None:
     """Restore the `eval_forward` that was set on the model itself, or else that of its class."""
     del vars(model)['eval_forward']
     if forward is not None:
         vars(model)['eval_forward'] = forward
-
-
-def summary(evaluation: Evaluation) -> str:
-    """Return the number of items, the seconds and the composites of an evaluation in one line."""
-    num_items = sum(score.num_items for score in evaluation.scores.values())
-    parts = [f'{plural(num_items, "item")} in {sum(evaluation.seconds.values()):.1f} s']
-    if evaluation.composites is not None:
-        composites = evaluation.composites.by_name.items()
-        parts += [f'{name} {measure.value:.3f}' for name, measure in composites if measure.value is not None]
-    return ', '.join(parts)

@@ -107,24 +107,6 @@ def build(part: str, known: Builders, name: str, arguments: Mapping[str, Any]) -
         ) from error
 
 
-def join_run(destination: LoggerDestination) -> LoggerDestination:
-    """Patch a logger to keep the hyperparameters of the run that it joins, and return it.
-
-    Composer logs every Trainer's seed and number of ranks as hyperparameters, and W&B and MLflow refuse to change
-    existing ones. Without this patch no evaluation could be logged to the run of a finished training.
-    """
-    log_hyperparameters = destination.log_hyperparameters
-
-    def log_where_allowed(hyperparameters: dict[str, Any]) -> None:
-        with logger_errors(destination) as caught:
-            log_hyperparameters(hyperparameters)
-        if caught.error is not None:  # an evaluation does not need them
-            log.info('%s keeps its hyperparameters: %s', type(destination).__name__, caught.error)
-
-    vars(destination)['log_hyperparameters'] = log_where_allowed
-    return destination
-
-
 def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], batch: int) -> None:
     """Log the metrics to every logger at training step `batch`, on every rank; logger errors become warnings."""
     values = {**metrics, BATCH: batch}

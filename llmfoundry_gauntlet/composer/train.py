@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,10 @@ from composer.optim import (
     CosineAnnealingWithWarmupScheduler,
     LinearWithWarmupScheduler,
 )
-from composer.utils import reproducibility
+from composer.utils import FSDPConfig, reproducibility
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet
-from llmfoundry_gauntlet.composer.evaluate import check_fsdp, check_precision, default_device
 from llmfoundry_gauntlet.composer.loggers import Builders, build_each, build_loggers
 from llmfoundry_gauntlet.composer.text_data import TrainDataConfig, build_dataloader
 from llmfoundry_gauntlet.composer.trainer_model import composer_model, mark_blocks_for_fsdp
@@ -48,6 +47,7 @@ from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, raise_in
 from llmfoundry_gauntlet.errors import Collected, ConfigError
 from llmfoundry_gauntlet.results.report.printing import print_runs
 from llmfoundry_gauntlet.runtime.distributed import global_rank, world_size
+from llmfoundry_gauntlet.runtime.evaluate import check_precision, default_device
 from llmfoundry_gauntlet.runtime.models import load_tokenizer
 
 UNITS = tuple(unit.value for unit in TimeUnit)  # of Composer's times
@@ -352,6 +352,20 @@ def check_components(config: TrainConfig) -> Components:
     return components
 
 
+def check_fsdp(fsdp_config: Mapping[str, Any] | None, device: str) -> None:
+    """Raise ConfigError for keys unknown to Composer, and on a CPU, where Composer does not support FSDP."""
+    if fsdp_config is None:
+        return
+    if not isinstance(fsdp_config, Mapping):
+        raise ConfigError(f'fsdp_config: is {describe(fsdp_config)}; allowed: a mapping')
+    allowed = [item.name for item in fields(FSDPConfig) if item.init]
+    unknown = [key for key in fsdp_config if key not in allowed]
+    if unknown:
+        raise ConfigError([f"fsdp_config: unknown key '{key}'{suggestion(str(key), allowed)}" for key in unknown])
+    if device == 'cpu':
+        raise ConfigError('fsdp_config: Composer shards models over GPUs only; leave it out, or give device gpu')
+
+
 def build_trainer(config: TrainConfig) -> Trainer:
     """Build the Trainer with all its components; the weights of a new model depend only on the seed."""
     if config.cpu_threads is not None:
@@ -395,8 +409,8 @@ def build_trainer(config: TrainConfig) -> Trainer:
 def print_evaluations(trainer: Trainer) -> None:
     """Print the scores of all evaluations of the training, and the folders of records and checkpoints."""
     for callback in trainer.state.callbacks:
-        if isinstance(callback, EvalGauntlet) and callback.records.folder is not None:
-            print_runs(callback.records.folder)
+        if isinstance(callback, EvalGauntlet) and callback.gauntlet.records.folder is not None:
+            print_runs(callback.gauntlet.records.folder)
         if isinstance(callback, CheckpointSaver):
             print(f'checkpoints: {callback.folder}')
 

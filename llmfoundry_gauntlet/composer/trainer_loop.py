@@ -19,7 +19,7 @@ from composer.models import HuggingFaceModel
 from torch.nn.parallel import DistributedDataParallel
 
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.runtime.loop import EvaluationLoop
+from llmfoundry_gauntlet.runtime.unchanged import modes_kept
 
 EVAL_LOOP = '_eval_loop'
 EvalInterval = Callable[[State, Any], bool]
@@ -63,7 +63,8 @@ def after_each_evaluation(trainer: Trainer, clean_up: Callable[[], None]) -> Non
         dataloader, label, length = state.dataloader, state.dataloader_label, state.dataloader_len
         run = earlier or partial(type(trainer)._eval_loop, trainer)
         try:
-            run(*arguments, **named)
+            with modes_kept(state.model):  # Composer puts all modules into the mode of the whole model
+                run(*arguments, **named)
         finally:
             clean_up()
             if state.dataloader is not dataloader:
@@ -80,14 +81,14 @@ def set_dataloader(state: State, dataloader: Any, label: str | None, length: Any
 
 
 def make_evaluator(
-    label: str, loader: EvaluationLoop, eval_interval: EvalInterval | None, metric_names: Sequence[str] = ()
+    label: str, dataloader: Any, eval_interval: EvalInterval | None, metric_names: Sequence[str] = ()
 ) -> Evaluator:
-    """Return a Composer Evaluator that runs this rank's steps."""
+    """Return a Composer Evaluator of a dataloader whose only batch is the whole evaluation."""
     return Evaluator(
         label=label,
         dataloader=DataSpec(
-            loader,
-            split_batch=lambda step, _: [step],
+            dataloader,
+            split_batch=lambda batch, _: [batch],
             get_num_samples_in_batch=lambda _: 1,  # not used
         ),
         metric_names=list(metric_names),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.resources import path_problems
-from llmfoundry_gauntlet.config.settings import EvaluationSettings, paths_as_text
+from llmfoundry_gauntlet.config.settings import EvaluationOptions, EvaluationSettings, paths_as_text
 from llmfoundry_gauntlet.config.yaml import Problems, decode_partly, describe, raise_invalid_values, suggestion
 from llmfoundry_gauntlet.errors import ConfigError
 
 DEVICES = ('cpu', 'gpu')
 DTYPES = ('float32', 'bfloat16', 'float16')
-PRECISIONS = ('fp32', 'amp_fp16', 'amp_bf16', 'amp_fp8')  # Composer's
+PRECISIONS = ('fp32', 'amp_fp16', 'amp_bf16', 'amp_fp8')  # in Composer's words; the last computes in bfloat16
 LOGGERS = ('file', 'mlflow', 'tensorboard', 'wandb')
 DIST_TIMEOUT = 900.0  # seconds, for a new process group: longer than the watchdog's
 TRAINING_KEYS = ('interval', 'save_folder')  # settings without effect outside of training
@@ -58,11 +59,11 @@ class RunSettings(ModelSettings):
     """Settings of an evaluation without training: the model, and where and how to run it.
 
     * `out`: the folder for results.json and samples.
-    * `device`: 'cpu' or 'gpu', by default a GPU if there is one; `precision`: one of Composer's, by default fp32 on a
+    * `device`: 'cpu' or 'gpu', by default a GPU if there is one; `precision`: one of PRECISIONS, by default fp32 on a
       CPU, and on a GPU amp_bf16, or amp_fp16 for weights in float16.
-    * `fsdp_config`: keys of Composer's FSDPConfig, or {} for its defaults; shards the model over GPUs.
-    * `loggers`: Composer loggers, or a mapping of their names to their arguments; metrics are logged at the training
-      step of the checkpoint, in the run `run_name`.
+    * `fsdp_config`: keys of Composer's FSDPConfig, or {} for its defaults; shards the model over the ranks.
+    * `loggers`: a mapping of the names of loggers to their arguments; metrics are logged at the training step of the
+      checkpoint, in the run `run_name`.
     * `resume`: resume an interrupted evaluation, on any number of ranks; records of another model or other settings
       in `out` are an error. `repair_journal` drops damaged lines of its journal.
     """
@@ -72,7 +73,7 @@ class RunSettings(ModelSettings):
     precision: str | None = None
     fsdp_config: Any = None
     dist_timeout: float = DIST_TIMEOUT
-    loggers: Any = ()
+    loggers: Any = None
     run_name: str | None = None
     overwrite: bool = False
     resume: bool = False
@@ -93,8 +94,32 @@ class RunSettings(ModelSettings):
             yield 'repair_journal: has no effect without resume'
         if self.out is None and self.resume:
             yield 'resume: needs out, the folder of the interrupted evaluation'
+        if self.out is not None and '{run_name}' in self.out and self.run_name is None:
+            yield f'out: is {self.out!r}, but there is no run_name; give one, or a folder without it'
         yield from path_problems('out', self.out)
         yield from path_problems('run_name', self.run_name)
+
+
+class RunOptions(EvaluationOptions, total=False):
+    """The keyword arguments of `evaluate` beside the model, which become RunSettings and EvaluationSettings."""
+
+    tokenizer: str | Path | None
+    model_config: str | Path | None
+    config_overrides: Mapping[str, Any]
+    revision: str | None
+    adapter: str | Path | None
+    dtype: str
+    trust_remote_code: bool
+    out: str | Path | None
+    device: str | None
+    precision: str | None
+    fsdp_config: Mapping[str, Any] | None
+    dist_timeout: float
+    loggers: Mapping[str, Mapping[str, Any] | None]
+    run_name: str | None
+    overwrite: bool
+    resume: bool
+    repair_journal: bool
 
 
 OF_RUN = tuple(item.name for item in fields(RunSettings))

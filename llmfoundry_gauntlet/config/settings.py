@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 from llmfoundry_gauntlet.config.resources import path_problems
 from llmfoundry_gauntlet.config.yaml import Problems, decode, raise_invalid_values
@@ -230,6 +230,50 @@ class EvaluationSettings:
     def effective_truncation(self) -> str:
         """Return how to truncate prompts that are too long: 'drop_shots' or 'reference'."""
         return self.truncation or ('reference' if self.reference else 'drop_shots')
+
+
+class EvaluationOptions(TypedDict, total=False):
+    """The keyword arguments that become EvaluationSettings, where they are explained, for editors and type checkers.
+
+    A path may be text, and where several words are allowed one may stand alone.
+    """
+
+    tasks: TasksSource | None
+    gauntlet: GauntletSource | None
+    score: ScoreSource | None
+    data_root: str | Path
+    only: str | Sequence[str] | None
+    num_fewshot: int | None
+    missing: str
+    subset_items: int | None
+    time_budget: str | None
+    precision_target: str | None
+    max_seq_len: int | None
+    tokens_per_batch: int | str
+    semantics: str
+    truncation: str | None
+    fewshot: str
+    apply_chat_template: bool
+    chat_template_kwargs: Mapping[str, Any] | None
+    system_prompt: str | None
+    fewshot_as_turns: bool
+    reasoning_markers: str | Sequence[str] | None
+    sandbox: str
+    stall_seconds: float | None
+    log: str | Sequence[str]
+    log_prompts: bool
+
+
+class GauntletOptions(EvaluationOptions, total=False):
+    """The keyword arguments of a Gauntlet, which evaluates again and again and records each evaluation."""
+
+    save_folder: str | Path | None
+
+
+class TrainingOptions(GauntletOptions, total=False):
+    """The keyword arguments of a callback, which also says when to evaluate."""
+
+    interval: str | Sequence[str]
 
 
 def chat_problems(settings: EvaluationSettings) -> Iterator[str]:

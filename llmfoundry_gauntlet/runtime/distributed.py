@@ -54,6 +54,22 @@ def local_rank() -> int:
     return int(os.environ.get('LOCAL_RANK', '0'))
 
 
+def local_world_size() -> int:
+    """Return the number of ranks on this node."""
+    return int(os.environ.get('LOCAL_WORLD_SIZE', '1'))
+
+
+def initialize(device: torch.device, timeout_seconds: float) -> None:
+    """Create the process group of the ranks that a launcher has started, unless there is one, or a single rank."""
+    if device.type == 'cuda':
+        torch.cuda.set_device(device)
+    if has_group() or world_size() == 1:
+        return
+    torch.distributed.init_process_group(
+        'nccl' if device.type == 'cuda' else 'gloo', timeout=datetime.timedelta(seconds=timeout_seconds)
+    )
+
+
 def needs_group() -> bool:
     """Return whether ranks must communicate. Raise RuntimeError if they cannot."""
     if has_group():

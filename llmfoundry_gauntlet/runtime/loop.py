@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,7 +70,6 @@ class EvaluationLoop:
         self.clock = StepClock(prepared.tasks)
 
         # The current evaluation.
-        self.around_steps: Callable[[], AbstractContextManager[None]] = nullcontext  # the context of all its steps
         self.journal: SharedJournal | None = None
         self.steps: Generator[Step, None, None] | None = None
         self.results: Results = {}  # of this rank
@@ -87,16 +85,15 @@ class EvaluationLoop:
         self.clock.restart()
         self._drop_unfinished()
         self.results, self.evaluation, self.is_complete = {}, None, False
-        with self.around_steps():
-            self.use(self.runner.model)
-            self.runner.language_model.forget()  # prefixes cached for earlier weights
-            yield self._step(self.clock.timed(self._plan))
-            if self.budget is not None and not self.budget.is_settled:
-                yield from self._find_subset(self.budget)
-            else:
-                yield from self._run(self.current_plan)
-            self.runner.language_model.forget()
-            self.is_complete = True
+        self.use(self.runner.model)
+        self.runner.language_model.forget()  # prefixes cached for earlier weights
+        yield self._step(self.clock.timed(self._plan))
+        if self.budget is not None and not self.budget.is_settled:
+            yield from self._find_subset(self.budget)
+        else:
+            yield from self._run(self.current_plan)
+        self.runner.language_model.forget()
+        self.is_complete = True
 
     def _step(self, run: Callable[[], Results]) -> Step:
         return Step(loop=self, run=partial(self._run_step, run))
@@ -219,8 +216,8 @@ class EvaluationLoop:
         """Clean up after an evaluation that has finished or failed."""
         self.clock.pause()
         if self.steps is not None:
-            self.steps.close()  # an evaluation that failed is in the middle of its context
-        self.around_steps, self.steps = nullcontext, None
+            self.steps.close()  # an evaluation that failed is between two steps
+            self.steps = None
         self._drop_unfinished()
         if self.journal is not None:
             self.journal.close()

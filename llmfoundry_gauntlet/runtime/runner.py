@@ -58,8 +58,22 @@ class Found:
 class EvaluatedModel(Protocol):
     """A network that works like a Hugging Face causal language model, and its tokenizer.
 
-    Composer's HuggingFaceModel is one. Under FSDP `model` is the root module. It may be replaced between evaluations.
+    ModelAndTokenizer is one, and Composer's HuggingFaceModel, whose network may be replaced between evaluations. Under
+    FSDP `model` is the root module.
     """
+
+    @property
+    def model(self) -> Any:
+        """Return the network."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the tokenizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelAndTokenizer:
+    """An EvaluatedModel of its two parts."""
 
     model: Any
     tokenizer: Any

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llmfoundry_gauntlet.composer.evaluate import read_config
 from llmfoundry_gauntlet.composer.train import read_training_config
 from llmfoundry_gauntlet.errors import GauntletError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.runtime.evaluate_file import read_config
 
 NUM_FILES = 150  # of each kind
 VALUES = [

@@ -18,7 +18,7 @@ import tiny  # noqa: F401
 import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 from paths import ROOT
 
-import llmfoundry_gauntlet.composer.watch  # noqa: F401
+import llmfoundry_gauntlet.runtime.watch  # noqa: F401
 from llmfoundry_gauntlet.cli import main as gauntlet
 
 PATIENCE = 300  # seconds, generous for a busy machine

@@ -146,7 +146,7 @@ class Parity:
 
     def found(self) -> dict[str, Any]:
         """Return the layouts, and by task the number of items, the largest differences, and the rows that differ."""
-        evaluation, generator = self.callback.evaluation, self.callback.loader.runner.generator
+        evaluation, generator = self.callback.evaluation, self.callback.gauntlet.loop.runner.generator
         tasks = {}
         for name, items in self.items.items():
             pairs = [*zip(evaluation.results[name], items, strict=True)]

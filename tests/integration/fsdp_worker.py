@@ -20,13 +20,14 @@ import torch
 from composer import Trainer
 from composer.models import HuggingFaceModel
 from composer.utils import FSDP2Config, FSDPConfig, dist
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, _init_utils
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from llmfoundry_gauntlet import EvalGauntlet, Evaluation, evaluate
 from llmfoundry_gauntlet.composer.trainer_loop import composer_model_of
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.runtime import gathered
+from llmfoundry_gauntlet.runtime.distributed import global_rank
 
 TASKS = ('mixed', 'long', 'riddles')
 INSTRUCTION = 'The same long instruction precedes each one of all of these questions. '
@@ -96,7 +97,7 @@ def scores(callback: EvalGauntlet) -> dict:
     prefixes = [id(batch.prefix) for batch in mine if not batch.trees]
     return {
         'layout': planned.layout,
-        'num_parameters': callback.num_parameters,
+        'num_parameters': callback.gauntlet.num_parameters,
         'num_continuous': len(planned.continuous_batches),
         'repeats_a_prefix': len(set(prefixes)) < len(prefixes),
         'items': items_of(callback.evaluation),
@@ -219,18 +220,14 @@ def run_out_of_memory(folder: Path) -> None:
 
 def evaluate_sharded(folder: Path, models: list[str]) -> None:
     """Write this rank's items of models that it loads sharded, or its error, and the devices they are loaded on."""
-    tiny.shard_on_cpu()
     module, devices = sys.modules[evaluate.__module__], set()
-    to_empty, load = torch.nn.Module.to_empty, module.load_to_shard
-    torch.nn.Module.to_empty = lambda module, *, device, recurse: to_empty(module, device='cpu', recurse=recurse)
-    _init_utils._check_module_states_for_sync_module_states = module.check_fsdp = lambda *_: None
+    shard = module.shard
 
-    def noted(source: Any) -> Any:
-        network = load(source)
+    def noted(network: Any, *arguments: Any) -> None:
         devices.update(weight.device.type for weight in network.parameters())
-        return network
+        shard(network, *arguments)
 
-    module.load_to_shard = noted
+    module.shard = noted
     found = {}
     for model in models:
         try:
@@ -239,7 +236,7 @@ def evaluate_sharded(folder: Path, models: list[str]) -> None:
         except ModelError as error:
             found[model] = str(error)
     content = {'devices': sorted(devices), 'found': found}
-    (folder / f'rank{dist.get_global_rank()}.json').write_text(json.dumps(content))
+    (folder / f'rank{global_rank()}.json').write_text(json.dumps(content))
 
 
 def run_tensor_parallel(folder: Path) -> None:

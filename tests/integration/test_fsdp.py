@@ -166,7 +166,7 @@ def test_training_with_evaluations_is_bitwise_training_without(ranks, family: st
 def test_only_the_first_rank_loads_weights_and_scores_are_those_of_the_whole_model(tmp_path: Path):
     """Tied weights and a sharded checkpoint too; an error of the first rank is raised on all.
 
-    Mutation: without `sync_module_states` the second rank scores with unwritten memory.
+    Mutation: `received` does not broadcast, so the second rank scores with unwritten memory.
     """
 
     def network(**settings: Any) -> Any:

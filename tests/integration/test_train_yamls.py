@@ -20,9 +20,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmfoundry_gauntlet import ConfigError
-from llmfoundry_gauntlet.composer.evaluate import check_fsdp
 from llmfoundry_gauntlet.composer.text_data import TokenRows, TrainDataConfig, load_tokens
-from llmfoundry_gauntlet.composer.train import build_trainer, read_training_config
+from llmfoundry_gauntlet.composer.train import build_trainer, check_fsdp, read_training_config
 
 sys.path.insert(0, str(ROOT / 'scripts'))
 

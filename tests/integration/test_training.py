@@ -264,7 +264,7 @@ def test_training_continues_while_records_are_written(tmp_path, make, monkeypatc
         assert is_trained.wait(20)
         write_records(*arguments, **further)
 
-    monkeypatch.setattr('llmfoundry_gauntlet.composer.callback.write_records', write_later)
+    monkeypatch.setattr('llmfoundry_gauntlet.runtime.gauntlet.write_records', write_later)
     train(tmp_path, make(interval='2ba'), [tiny.AtBatches({3: is_trained.set})], saves=True)
     found = {record['training']['batch']: record for _, record in find_results(tmp_path / 'records')}
     assert list(found) == [2, 4, 6]
@@ -276,7 +276,7 @@ def test_a_journal_is_kept_if_its_records_cannot_be_written(tmp_path, make, monk
     def fail(*_: Any, **__: Any) -> None:
         raise RecordError('the disk is full')
 
-    monkeypatch.setattr('llmfoundry_gauntlet.composer.callback.write_records', fail)
+    monkeypatch.setattr('llmfoundry_gauntlet.runtime.gauntlet.write_records', fail)
     tiny.train([make(interval='2ba')], max_duration='2ba')
     assert [path.parent.name for path in (tmp_path / 'records').rglob('journal')] == ['ba2']
 

@@ -23,10 +23,10 @@ from object_store import S3Server
 from tiny import journal_lines, outcome, record
 
 from llmfoundry_gauntlet import EvalGauntlet
-from llmfoundry_gauntlet.composer.watch import Watcher, WatchSettings, evaluate_checkpoint
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.runtime.logged_values import scalars_in
+from llmfoundry_gauntlet.runtime.watch import Watcher, WatchSettings, evaluate_checkpoint
 
 s3_server = object_store.s3_server
 Watch = Callable[..., tuple[int, str, str]]

@@ -18,12 +18,12 @@ import pytest
 import tiny
 from object_store import S3Server
 
-from llmfoundry_gauntlet.composer.watch import Watcher, WatchSettings
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.stores import Store, StoredFile
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.runtime.checkpoint_folders import Checkpoint, find_checkpoints
 from llmfoundry_gauntlet.runtime.claims import Claims, this_process
+from llmfoundry_gauntlet.runtime.watch import Watcher, WatchSettings
 
 s3_server = object_store.s3_server
 

@@ -21,8 +21,8 @@ import generations
 import pytest
 import tiny
 
-from llmfoundry_gauntlet.composer import evaluate
 from llmfoundry_gauntlet.engine.continuous import BatchProgress, GenerationProgress
+from llmfoundry_gauntlet.runtime.evaluate import evaluate
 from llmfoundry_gauntlet.runtime.progress import (
     GENERATION,
     SCORING,
@@ -215,7 +215,7 @@ def test_an_evaluation_counts_all_its_work(tmp_path: Path, monkeypatch: pytest.M
             yield
             seen.append(work())
 
-    monkeypatch.setattr('llmfoundry_gauntlet.composer.callback.progress_report', noted)
+    monkeypatch.setattr('llmfoundry_gauntlet.runtime.gauntlet.progress_report', noted)
     settings = tiny.write_tasks(tmp_path, tiny.write_riddles(tmp_path))
     evaluate(tiny.save(tiny.model(), tmp_path / 'model'), **settings)
     (work,) = seen

@@ -144,7 +144,7 @@ def test_all_evaluations_use_the_same_items(settings, tmp_path):
     tiny.train([gauntlet], max_duration='4ba')
     records = [record for _, record in find_results(tmp_path / 'records')]
     sizes = [record['timing']['time_budget'] for record in records]
-    assert sizes[0] == sizes[1] == sizes[2] == gauntlet.loader.budget.sizes
+    assert sizes[0] == sizes[1] == sizes[2] == gauntlet.gauntlet.loop.budget.sizes
     assert 0 < sizes[0]['long/0-shot'] < 3000 and sizes[0]['few/0-shot'] == 12
     samples = [
         [json.loads(line)['row'] for line in (path / 'samples' / 'long_0-shot.jsonl').read_text().splitlines()]

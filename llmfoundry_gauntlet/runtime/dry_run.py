@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 import torch
-from composer.core import get_precision_context
-from composer.utils import model_eval_mode
 
-from llmfoundry_gauntlet.composer.evaluate import opened
+from llmfoundry_gauntlet.config.run import RunOptions
 from llmfoundry_gauntlet.engine.continuous import (
     ContinuousBatch,
     assign_continuous_batches,
@@ -29,7 +27,10 @@ from llmfoundry_gauntlet.evaluation.precision import precision_plan
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, share_seconds
 from llmfoundry_gauntlet.metrics.composites import TargetEstimate
 from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, world_size
+from llmfoundry_gauntlet.runtime.evaluate import opened
 from llmfoundry_gauntlet.runtime.loop import EvaluationLoop
+from llmfoundry_gauntlet.runtime.precision import precision_context
+from llmfoundry_gauntlet.runtime.unchanged import evaluation_mode
 from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
 Returned = TypeVar('Returned')
@@ -38,34 +39,34 @@ NEW_TOKENS = 64  # maximum length of a timed generation
 NUM_GENERATIONS = 6  # maximum number of timed generations per task
 
 
-def estimate(model: str | Path, *, out: str | Path | None = None, **settings: Any) -> Estimate:
+def estimate(model: str | Path, **settings: Unpack[RunOptions]) -> Estimate:
     """Estimate the cost of `evaluate` with the same arguments; nothing is written. Raise GauntletError."""
     if settings.get('time_budget') is not None:
         raise ConfigError('time_budget: its subset is found by running items; leave it out of a dry run')
     started = time.perf_counter()
-    with opened(model, out=out, **settings) as (trainer, callback):
-        state, loader = trainer.state, callback.loader
-        assert loader is not None  # set when the Trainer was created
+    with opened(model, **settings) as subject:
+        loop, hardware = subject.gauntlet.loop, subject.hardware
+        assert loop is not None  # set when the items were prepared
         preparing = time.perf_counter() - started
         with (
             torch.no_grad(),
-            model_eval_mode(state.model),
-            get_precision_context(state.precision, state.precision_config),
+            evaluation_mode(subject.network),
+            precision_context(hardware.precision, hardware.device),
         ):
-            return measure(loader, preparing)
+            return measure(loop, preparing)
 
 
-def measure(loader: EvaluationLoop, preparing_seconds: float = 0.0) -> Estimate:
-    """Plan an evaluation with the loader's model and time a sample of each kind of work; results are discarded."""
-    probing, _ = timed(loader, next(iter(loader)).run)
-    planned = loader.current_plan
+def measure(loop: EvaluationLoop, preparing_seconds: float = 0.0) -> Estimate:
+    """Plan an evaluation with the loop's model and time a sample of each kind of work; results are discarded."""
+    probing, _ = timed(loop, next(iter(loop)).run)
+    planned = loop.current_plan
     tokens = scored_tokens(planned.batches)
-    scoring = scoring_seconds(loader, planned)
+    scoring = scoring_seconds(loop, planned)
     seconds = {'probing the model': probing, 'scoring': scoring}
     busy = defaultdict(float, {task: scoring * count / tokens.total() for task, count in tokens.items()})
     notes = ['scoring: one batch was run, and scaled by its cost'] if planned.batches else []
     if planned.continuous_batches:
-        parts, generation_notes = time_generations(loader, planned)
+        parts, generation_notes = time_generations(loop, planned)
         for name, of_ranks in parts.items():
             seconds[name] = max(sum(by_task.values()) for by_task in of_ranks)
             for task, part in (pair for by_task in of_ranks for pair in by_task.items()):
@@ -127,9 +128,9 @@ def distinct(batch: ContinuousBatch) -> list[GenerateRequest]:
     return [request for request in batch.requests if names[request.key] == request.key]
 
 
-def timed(loader: EvaluationLoop, work: Callable[[], Returned]) -> tuple[float, Returned]:
+def timed(loop: EvaluationLoop, work: Callable[[], Returned]) -> tuple[float, Returned]:
     """Call a function; return the seconds it took and its result."""
-    device = loader.runner.language_model.device
+    device = loop.runner.language_model.device
     started = time.perf_counter()
     answer = work()
     if device.type == 'cuda':
@@ -137,11 +138,11 @@ def timed(loader: EvaluationLoop, work: Callable[[], Returned]) -> tuple[float, 
     return time.perf_counter() - started, answer
 
 
-def scoring_seconds(loader: EvaluationLoop, planned: PlannedEvaluation) -> float:
+def scoring_seconds(loop: EvaluationLoop, planned: PlannedEvaluation) -> float:
     """Estimate the seconds of all batches by running and scoring that of median cost; the slowest rank counts."""
     if not planned.batches:
         return 0.0
-    model = loader.runner.language_model
+    model = loop.runner.language_model
     by_rank = assign(planned.batches, num_ranks=world_size())
     steps = sorted(range(len(by_rank[0])), key=lambda step: max(batches[step].cost for batches in by_rank))
     step = steps[len(steps) // 2]
@@ -149,7 +150,7 @@ def scoring_seconds(loader: EvaluationLoop, planned: PlannedEvaluation) -> float
     if any(batches[step].prefix is not None for batches in by_rank):  # in the plan, the prefix runs in a separate step
         model.run(batch if batch.prefix is None else prefix_batch(batch))
     model.run(batch)  # warm-up: the first forward of a process takes longer
-    seconds, _ = timed(loader, lambda: planned.results(model.run(batch)))
+    seconds, _ = timed(loop, lambda: planned.results(model.run(batch)))
     model.forget()
     slowest = max(gather(seconds))
     cost = max(batches[step].cost for batches in by_rank)
@@ -157,22 +158,22 @@ def scoring_seconds(loader: EvaluationLoop, planned: PlannedEvaluation) -> float
 
 
 def time_generations(
-    loader: EvaluationLoop, planned: PlannedEvaluation
+    loop: EvaluationLoop, planned: PlannedEvaluation
 ) -> tuple[dict[str, list[dict[str, float]]], list[str]]:
     """Estimate the seconds of generations and of their programs, by task for each rank; and say how.
 
     A few generations of each task, of one token and then of more, and their programs are timed on every rank.
     """
-    generator = loader.runner.generator
+    generator = loop.runner.generator
     assert generator is not None  # set by the probe, as there are generations
     prompts, batch = (sample_batch(planned, most_tokens=most) for most in (1, NEW_TOKENS))
-    in_prompts, _ = timed(loader, partial(generator.run, prompts))
-    in_all, outputs = timed(loader, partial(generator.run, batch))
+    in_prompts, _ = timed(loop, partial(generator.run, prompts))
+    in_all, outputs = timed(loop, partial(generator.run, batch))
     samples: dict[str, list[Generation]] = {}
     for output in outputs:
         samples.setdefault(output.key.task, []).append(output)
     programs = {
-        task: timed(loader, partial(planned.results, generations))[0] / len(generations)
+        task: timed(loop, partial(planned.results, generations))[0] / len(generations)
         for task, generations in samples.items()
         if planned.tasks[task].runs_programs
     }

@@ -16,8 +16,8 @@ import tiny
 import torch
 from paths import FIXTURES
 
-from llmfoundry_gauntlet.composer.dry_run import measure
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation
+from llmfoundry_gauntlet.runtime.dry_run import measure
 from llmfoundry_gauntlet.types import GenerateRequest, ScoreRequest
 
 

@@ -10,8 +10,8 @@ import pytest
 from paths import FIXTURES
 
 from llmfoundry_gauntlet import ConfigError, evaluate
-from llmfoundry_gauntlet.composer.evaluate import read_config
 from llmfoundry_gauntlet.composer.train import read_training_config
+from llmfoundry_gauntlet.runtime.evaluate_file import read_config
 
 MODEL = str(FIXTURES / 'models' / 'rotary_bos')
 TASKS = 'yamls/tasks/gauntlet_v0.1.yaml'
@@ -88,11 +88,14 @@ def test_wrong_tasks_are_an_error_before_the_model_is_loaded():
     ('config', 'found'),
     [
         *((config, r'is .*; allowed: a mapping') for config in ('FULL_SHARD', ['x'], 3)),
-        ({'sharding_strateg': 'FULL_SHARD'}, "unknown key 'sharding_strateg', did you mean 'sharding_strategy'"),
-        ({'sharding_strategy': 'FULL_SHARD'}, 'Composer shards models over GPUs only; leave it out'),
+        (
+            {'sharding_strateg': 'FULL_SHARD'},
+            "sharding_strateg: unknown key 'sharding_strateg', did you mean 'sharding_strategy'",
+        ),
+        ({'sharding_strategy': 'FULL'}, "sharding_strategy: is 'FULL'; allowed: FULL_SHARD"),
     ],
 )
-def test_fsdp_config_must_be_a_mapping_for_gpus(config: Any, found: str):
+def test_fsdp_config_is_a_mapping_of_known_keys(config: Any, found: str):
     with pytest.raises(ConfigError, match=f'fsdp_config: {found}'):
         evaluate(MODEL, tasks='t.yaml', device='cpu', fsdp_config=config)
 

@@ -6,7 +6,6 @@ time, keeps other watchers away.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import hashlib
 import json
@@ -15,17 +14,13 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from composer.core import Engine
-from composer.utils import dist
 
-from llmfoundry_gauntlet.composer.evaluate import hardware_of, opened
-from llmfoundry_gauntlet.composer.loggers import build_loggers
 from llmfoundry_gauntlet.config.run import DIST_TIMEOUT, run_settings
 from llmfoundry_gauntlet.config.settings import CHAT
 from llmfoundry_gauntlet.data.stores import Store
@@ -33,11 +28,13 @@ from llmfoundry_gauntlet.errors import Collected, ModelError, RecordError, Store
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs, with_programs
 from llmfoundry_gauntlet.results.files import RESULTS, read_results
 from llmfoundry_gauntlet.results.interrupts import exit_on_signals
+from llmfoundry_gauntlet.runtime import distributed
 from llmfoundry_gauntlet.runtime.checkpoint_folders import Checkpoint, find_checkpoints
 from llmfoundry_gauntlet.runtime.claims import Claim, Claims
 from llmfoundry_gauntlet.runtime.distributed import on_first_rank
+from llmfoundry_gauntlet.runtime.evaluate import evaluate_opened, hardware_of, opened
 from llmfoundry_gauntlet.runtime.journal import Resuming
-from llmfoundry_gauntlet.runtime.loggers import logger_settings
+from llmfoundry_gauntlet.runtime.loggers import decode_loggers, logger_settings
 from llmfoundry_gauntlet.types import TrainingPoint
 
 log = logging.getLogger(__name__)
@@ -76,11 +73,11 @@ def watch_checkpoints(options: WatchSettings) -> list[tuple[str, str, str]]:
     """Evaluate checkpoints until the watch ends; return name, state and detail of each. Raise GauntletError.
 
     Settings, tasks, data, loggers and folders are checked before anything is claimed. A checkpoint that cannot be
-    evaluated is reported and skipped. SIGTERM and SIGINT release the claim and raise SystemExit. All ranks of the
-    `composer` launcher call this; rank 0 lists and decides.
+    evaluated is reported and skipped. SIGTERM and SIGINT release the claim and raise SystemExit. All ranks call
+    this; rank 0 lists and decides.
     """
     device, data = check_watch_options(options)
-    dist.initialize_dist(device, timeout=DIST_TIMEOUT)
+    distributed.initialize(device, DIST_TIMEOUT)
     watcher = Watcher(options, data)  # used by rank 0 only
     on_first_rank(watcher.start)
     with exit_on_signals(going_on) as signals:
@@ -99,14 +96,14 @@ def going_on() -> str:
     return 'finished items are kept, and the claim is released\nto go on: the same command again'
 
 
-def check_watch_options(options: WatchSettings) -> tuple[str, EvaluationData]:
+def check_watch_options(options: WatchSettings) -> tuple[torch.device, EvaluationData]:
     """Return the device, and tasks and data. Raise GauntletError with every problem found."""
     collected = Collected()
-    device, data = '', None
+    device, data = torch.device('cpu'), None
     with collected:
-        device, _ = hardware_of(run_settings({**options.model, 'model': options.folder}, 'watch'))
+        device = hardware_of(run_settings({**options.model, 'model': options.folder}, 'watch')).device
     with collected:
-        build_loggers(options.loggers)
+        decode_loggers(options.loggers)
     with collected:
         data = load_inputs({**options.settings, 'save_folder': str(options.out)}, 'watch')
     collected.raise_all()
@@ -248,33 +245,30 @@ def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
             if claimed is None:
                 return
             folder, sizes = claimed
-            trainer, callback = stack.enter_context(
+            subject = stack.enter_context(
                 opened(
                     f'{watcher.store.uri}/{checkpoint.name}',
                     out=folder,
                     run_name=options.run_name,
-                    loggers=build_loggers(logger_settings(options.loggers, options.run_name, checkpoint.name)),
+                    loggers=logger_settings(options.loggers, options.run_name, checkpoint.name),
                     resume=True,
                     **options.model,
                     **options.settings,
                 )
             )
-            callback.resuming = Resuming()  # a journal of an earlier version is replaced
+            subject.gauntlet.resuming = Resuming()  # a journal of an earlier version is replaced
             if sizes is not None:
-                callback.use_subset(sizes)
-            source = callback.source
-            if source is not None and source.training is None and checkpoint.batch is not None:
-                trainer.state.timestamp = trainer.state.timestamp.copy(batch=checkpoint.batch)
-                point = TrainingPoint(batch=checkpoint.batch, epoch=None, token=None, checkpoint=source.settings.model)
-                callback.source = replace(source, training=point)
-            trainer.eval()
+                subject.gauntlet.use_subset(sizes)
+            training = subject.source.training
+            if training is None and checkpoint.batch is not None:
+                name = subject.source.settings.model
+                training = TrainingPoint(batch=checkpoint.batch, epoch=None, token=None, checkpoint=name)
+            evaluate_opened(subject, training)
         except StoreError as error:
             log.warning('%s: %s; retrying in %.0f s', checkpoint.name, error, options.poll_seconds)
             watcher.not_before[checkpoint] = time.monotonic() + options.poll_seconds
         except ModelError as error:
             on_first_rank(partial(watcher.report, checkpoint, DAMAGED, '; '.join(error.problems)))
-    # mosaicml 0.32.1 keeps every Trainer referenced until exit: `Engine._close` in docs/compatibility.md.
-    atexit.unregister(Engine._close)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
