@@ -1,4 +1,4 @@
-"""The Mosaic Eval Gauntlet inside MosaicML Composer training.
+"""The Mosaic Eval Gauntlet in training, with MosaicML Composer or any other loop.
 
 The names below are loaded on first use: importing the package loads none of torch, Composer, transformers and pandas.
 """
@@ -15,6 +15,7 @@ _HOMES = {
     'Gauntlet': 'runtime.gauntlet',
     'GauntletError': 'errors',
     'MissingFileError': 'errors',
+    'MissingPackageError': 'errors',
     'ModelError': 'errors',
     'RecordError': 'errors',
     'Run': 'results.runs',
@@ -37,6 +38,7 @@ __all__ = [
     'Gauntlet',
     'GauntletError',
     'MissingFileError',
+    'MissingPackageError',
     'ModelError',
     'RecordError',
     'Run',

@@ -8,6 +8,7 @@
   * RecordError       an output folder, or a file written by a run
     * UnwrittenError    scores that could not be written, which it carries
   * StoreError        a folder, bucket or endpoint that is unavailable
+  * MissingPackageError  a package that is not installed, also an ImportError
 
 A caller's mistake in Python raises ValueError or TypeError as usual.
 """
@@ -81,6 +82,10 @@ class UnwrittenError(RecordError):
 
 class StoreError(GauntletError):
     """A folder, bucket or endpoint that is unavailable; the files in it may be intact."""
+
+
+class MissingPackageError(GauntletError, ImportError):
+    """A package that an optional part needs and that is not installed."""
 
 
 class Collected:

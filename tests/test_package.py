@@ -124,10 +124,22 @@ def test_shots_and_baselines_differ_from_upstream_only_where_specified(upstream_
 
 
 def test_optional_dependencies_are_extras():
-    heavy = ('wandb', 'mlflow', 'tensorboard', 'peft', 'boto3', 's3fs', 'altair', 'vl-convert', 'pytest', 'moto')
+    heavy = (
+        'mosaicml',
+        'wandb',
+        'mlflow',
+        'tensorboard',
+        'peft',
+        'boto3',
+        's3fs',
+        'altair',
+        'vl-convert',
+        'pytest',
+        'moto',
+    )
     assert not [line for line in PROJECT['dependencies'] if line.startswith(heavy)]
     assert set(PROJECT['optional-dependencies']) == {
-        *('wandb', 'mlflow', 'tensorboard', 'peft', 's3', 'gcs', 'azure', 'report', 'llm-foundry', 'dev')
+        *('composer', 'wandb', 'mlflow', 'tensorboard', 'peft', 's3', 'gcs', 'azure', 'report', 'llm-foundry', 'dev')
     }
 
 

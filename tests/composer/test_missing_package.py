@@ -1,0 +1,43 @@
+"""Where Composer is not installed, what needs it says so in one line with the extra to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT = """
+import importlib.util, sys
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == 'composer' else find_spec(name, package)
+"""
+USES = {
+    'the callback': 'from llmfoundry_gauntlet import EvalGauntlet',
+    'evaluators': 'from llmfoundry_gauntlet import build_icl_evaluators',
+    'the plug-in': 'import llmfoundry_gauntlet.composer.foundry_plugin',
+    'training': "sys.argv = ['gauntlet', 'train', 'x.yaml']; from llmfoundry_gauntlet.cli import main; main()",
+}
+
+
+@pytest.mark.parametrize('use', USES)
+def test_what_needs_composer_names_the_extra_in_one_line(use: str):
+    done = subprocess.run([sys.executable, '-c', WITHOUT + USES[use]], capture_output=True, text=True, timeout=120)
+    line = done.stderr.splitlines()[-1]
+    assert "pip install 'llmfoundry-gauntlet[composer]'" in line
+    if use == 'training':
+        assert (done.returncode, done.stderr.count('\n')) == (2, 1)
+        assert line.startswith('error: ')
+    else:
+        assert 'MissingPackageError' in line
+
+
+def test_the_error_is_an_import_error_and_one_of_ours():
+    program = WITHOUT + (
+        'from llmfoundry_gauntlet import GauntletError\n'
+        'try:\n    from llmfoundry_gauntlet import EvalGauntlet\n'
+        'except ImportError as error:\n    assert isinstance(error, GauntletError)\n'
+        'else:\n    raise AssertionError\n'
+        'from llmfoundry_gauntlet import Gauntlet, evaluate\n'
+    )
+    subprocess.run([sys.executable, '-c', program], check=True, timeout=120)
