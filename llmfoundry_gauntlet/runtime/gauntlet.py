@@ -35,7 +35,7 @@ from llmfoundry_gauntlet.runtime.precision import ambient_precision
 from llmfoundry_gauntlet.runtime.progress import progress_report
 from llmfoundry_gauntlet.runtime.records import CheckpointOf, Records, Write, environment, no_checkpoint
 from llmfoundry_gauntlet.runtime.runner import EvaluatedModel, ModelAndTokenizer, prepare_for_model
-from llmfoundry_gauntlet.runtime.unchanged import evaluation_mode, random_states_kept
+from llmfoundry_gauntlet.runtime.unchanged import autocast_casts_dropped, evaluation_mode, random_states_kept
 from llmfoundry_gauntlet.runtime.watchdog import check_timeout, watchdog
 from llmfoundry_gauntlet.types import TrainingPoint
 
@@ -201,6 +201,7 @@ class Gauntlet:
             ending.callback(loop.stop)
             ending.enter_context(random_states_kept())
             ending.enter_context(evaluation_mode(model.model))
+            ending.enter_context(autocast_casts_dropped())
             ending.enter_context(torch.no_grad())
             if self.settings.stall_seconds is not None:
                 ending.enter_context(watchdog(self.settings.stall_seconds, loop.progress, loop.doing))

@@ -43,3 +43,17 @@ def random_states_kept() -> Iterator[None]:
         torch.set_rng_state(of_torch)
         if has_gpu:
             torch.cuda.set_rng_state_all(of_gpus)
+
+
+@contextmanager
+def autocast_casts_dropped() -> Iterator[None]:
+    """Drop the weights that autocast has cast so far, and those that it casts until the context ends.
+
+    Autocast keeps them until its outermost context ends. Those of an evaluation have no gradient, with which training
+    in the same context would go on; those of training are old once its optimizer has made a step.
+    """
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
