@@ -44,7 +44,8 @@ TEXTS = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *PAGES]
 TROUBLE, EXTENDING = ROOT / 'docs' / 'troubleshooting.md', ROOT / 'docs' / 'extending.md'
 COMMANDS: Any = typer.main.get_command(app)
 LANGUAGES = {'', 'bash', 'json', 'python', 'text', 'toml', 'yaml'}
-SYSTEM = {'.', 'composer', 'export', 'git', 'pre-commit', 'python3.11', 'ulimit'}  # whose arguments are not checked
+LAUNCHERS = {'composer', 'torchrun'}
+SYSTEM = {'.', *LAUNCHERS, 'export', 'git', 'pre-commit', 'python3.11', 'ulimit'}  # whose arguments are not checked
 UNKNOWN = '...'  # any text in a message
 
 
@@ -133,7 +134,7 @@ def check_command(words: list[str]) -> None:
     program, rest = words[0].removeprefix('.venv/bin/'), words[1:]
     files = [word for word in words if word.startswith(('scripts/', 'yamls/', 'requirements/'))]
     assert [name for name in files if not (ROOT / name).is_file()] == []
-    if program == 'composer' and '-m' in rest:
+    if program in LAUNCHERS and '-m' in rest:
         program, rest = 'gauntlet', rest[rest.index(PACKAGE.name) + 1 :]
     if program == 'gauntlet':
         command, rest = command_of(rest)
