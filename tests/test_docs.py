@@ -251,6 +251,23 @@ def test_code_of_a_page_runs(page: Path, place: Path):
             assert run_cli(*words[1:]) == 0, f'{block.place}: {" ".join(words)}'
 
 
+@pytest.mark.slow
+def test_the_loop_of_the_training_page_evaluates_on_two_ranks(place: Path):
+    """With the items that one process has."""
+    [block] = [block for block in blocks_of(ROOT / 'docs' / 'training.md') if block.title == 'loop.py']
+    Path('loop.py').write_text(block.text)
+    torchrun = [Path(sys.executable).parent / 'torchrun', '--nproc-per-node', '2']
+    samples = []
+    for launcher in ([sys.executable], torchrun):
+        subprocess.run([*launcher, 'loop.py'], check=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+        folders = [Path('runs/mine/gauntlet', name) for name in ('ba2', 'ba4')]
+        samples.append([(folder / 'samples/copa_0-shot.jsonl').read_text() for folder in folders])
+        shutil.rmtree('runs/mine')
+    of_one_process, of_two_ranks = samples
+    assert of_two_ranks == of_one_process
+    assert of_one_process[0] != of_one_process[1]  # the model was trained between them
+
+
 SESSIONS = [
     (block.place, *session.split('\n', 1))
     for block in blocks_of(TROUBLE)
