@@ -21,7 +21,7 @@ from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.metrics.composites import Sizes
 from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, write_records
-from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, on_first_rank
+from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, on_first_rank, raised_on_all_ranks
 from llmfoundry_gauntlet.runtime.gathered import weights_gathered
 from llmfoundry_gauntlet.runtime.journal import (
     Resuming,
@@ -109,8 +109,9 @@ class Gauntlet:
         Raise ConfigError if their settings, tasks or data differ, and ModelError. Raise RuntimeError if a launcher has
         started several ranks and there is no process group.
         """
-        subject = evaluated_model(model, tokenizer)
-        prepared = prepare_for_model(self.data, subject)
+        with raised_on_all_ranks():  # else the other ranks would wait for one that cannot run the items
+            subject = evaluated_model(model, tokenizer)
+            prepared = prepare_for_model(self.data, subject)
         check_same_on_all_ranks(prepared)
         self.use_prepared(prepared, subject)
         for reason in dict.fromkeys(self.data.unsupported.values()):
