@@ -281,9 +281,11 @@ class Gauntlet:
 
 
 def evaluated_model(model: Any, tokenizer: Any) -> EvaluatedModel:
-    """Return the model without the wrapper of DistributedDataParallel. Raise ModelError."""
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
+    """Return the model without the wrapper of DistributedDataParallel, which may be compiled. Raise ModelError."""
+    # Below torch.compile there may be the wrapper: `_orig_mod` of torch 2.7 in docs/compatibility.md.
+    wrapper = getattr(model, '_orig_mod', model)
+    if isinstance(wrapper, DistributedDataParallel):
+        model = wrapper.module
     if not hasattr(model, 'config'):
         raise ModelError(
             f'the model is a {type(model).__name__} without a config; allowed: a Hugging Face causal language model, '

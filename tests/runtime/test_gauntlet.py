@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
+import os
 import random
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import forks
 import numpy as np
+import programs
 import pytest
 import tiny
 import torch
 import transformers
 from composer.models import HuggingFaceModel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
+from llmfoundry_gauntlet.errors import ConfigError, ModelError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation
+from llmfoundry_gauntlet.runtime.distributed import global_rank
 from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet
 
 THREADS = ('gauntlet-watchdog', 'gauntlet-progress')  # of an evaluation that is running
@@ -80,7 +92,8 @@ def digest(value: Any) -> str:
 
 
 def content(value: Any) -> Any:
-    """Return the bytes of a tensor; other values are returned unchanged."""
+    """Return the bytes of a tensor, or of this rank's shard of one; other values are returned unchanged."""
+    value = value.to_local() if hasattr(value, 'to_local') else value
     return value.detach().numpy().tobytes() if torch.is_tensor(value) else value
 
 
@@ -236,3 +249,306 @@ def test_a_part_that_is_frozen_in_evaluation_mode_stays_so_in_a_trainer_of_compo
     trainer.close()
     assert len(modes) == 3 and True in modes[0] and False in modes[0]
     assert modes[1:] == modes[:1] * 2
+
+
+# Records.
+
+
+@pytest.fixture
+def scored(tmp_path: Path) -> dict[str, Any]:
+    """Return the settings of tasks that are scored, in several batches, with records below the test's folder."""
+    return {**tiny.write_tasks(tmp_path), 'tokens_per_batch': 60, 'save_folder': tmp_path / 'runs'}
+
+
+def reused_items(folder: Path) -> int:
+    """Return the number of items in the records of an evaluation that an earlier attempt had finished."""
+    number: int = tiny.record(folder)['timing']['reused_items']
+    return number
+
+
+def interrupted(settings: Mapping[str, Any], network: torch.nn.Module, tokenizer: Any) -> int:
+    """Interrupt an evaluation at step 10, in its last steps; return the number of items in its journal."""
+    num_forwards = count_forwards(Gauntlet(**{**settings, 'save_folder': None}), network, tokenizer)
+    with raising(network, KeyboardInterrupt(), at=num_forwards - 2), pytest.raises(KeyboardInterrupt):
+        Gauntlet(**settings).evaluate(network, tokenizer, step=10)
+    folder = Path(settings['save_folder']) / 'ba10'
+    assert not (folder / 'results.json').exists()
+    return len(tiny.journal_lines(folder)) - 1  # without the line of the identity
+
+
+def count_forwards(gauntlet: Gauntlet, network: torch.nn.Module, tokenizer: Any) -> int:
+    """Return the number of forwards of an evaluation, including those of its probe."""
+    calls: list[None] = []
+    handle = network.transformer.h[1].register_forward_hook(lambda *_: calls.append(None))
+    gauntlet.evaluate(network, tokenizer)
+    handle.remove()
+    return len(calls)
+
+
+def test_an_interrupted_evaluation_is_resumed_by_another_job_at_the_same_weights(scored, tokenizer):
+    """Mutation: the identity of the journal has no digest of the weights, so other weights get the items of these."""
+    network, folder = tiny.model(), scored['save_folder'] / 'ba10'
+    num_finished = interrupted(scored, network, tokenizer)
+    assert 0 < num_finished < 28
+    resumed = Gauntlet(**scored).evaluate(network, tokenizer, step=10)
+    assert reused_items(folder) == num_finished
+    assert not (folder / 'journal').exists()
+    assert items_of(resumed) == items_of(Gauntlet(**{**scored, 'save_folder': None}).evaluate(network, tokenizer))
+
+
+def test_an_interrupted_evaluation_is_not_resumed_with_other_weights_or_at_another_step(scored, tokenizer):
+    assert interrupted(scored, tiny.model(), tokenizer) > 0
+    gauntlet = Gauntlet(**scored)
+    gauntlet.evaluate(tiny.model(), tokenizer, step=20)
+    other = gauntlet.evaluate(tiny.model(seed=1), tokenizer, step=10)
+    assert [reused_items(scored['save_folder'] / name) for name in ('ba10', 'ba20')] == [0, 0]
+    assert tiny.record(scored['save_folder'] / 'ba10')['training']['batch'] == 10
+    assert items_of(other) == items_of(Gauntlet(**{**scored, 'save_folder': None}).evaluate(tiny.model(1), tokenizer))
+
+
+@pytest.mark.parametrize(
+    ('save_folder', 'run_name', 'step', 'folder'),
+    [
+        ('runs/{run_name}/gauntlet', 'first', 3, 'runs/first/gauntlet/ba3'),
+        ('runs/{run_name}/gauntlet', 'first', None, 'runs/first/gauntlet'),
+        ('runs/{run_name}/gauntlet', None, 3, None),
+        ('runs', None, 0, 'runs/ba0'),
+        (None, 'first', 3, None),
+    ],
+)
+def test_records_are_in_the_folder_of_the_run_and_the_step(
+    scored, tokenizer, tmp_path, monkeypatch, save_folder, run_name, step, folder
+):
+    monkeypatch.chdir(tmp_path)
+    settings = {**scored, 'only': 'sums', 'save_folder': save_folder}
+    evaluation = Gauntlet(run_name=run_name, **settings).evaluate(tiny.model(), tokenizer, step=step)
+    written = [path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.rglob('results.json')]
+    assert written == ([] if folder is None else [folder])
+    if folder is not None:
+        record = tiny.record(tmp_path / folder)
+        assert record['model']['name'] == run_name
+        assert (record['training'] or {}).get('batch') == step
+        assert metrics_of(evaluation).items() <= record['metrics'].items()
+
+
+def test_records_that_cannot_be_written_are_a_warning_in_training_else_an_error(scored, tokenizer, caplog):
+    """Mutation: an error of the disk ends a training of days."""
+    network, gauntlet, folder = tiny.model(), Gauntlet(**scored), scored['save_folder']
+    gauntlet.prepare(network, tokenizer)
+    folder.mkdir()
+    (folder / 'ba10').write_text('in the way of a folder')
+    expected = Gauntlet(**{**scored, 'save_folder': None}).evaluate(network, tokenizer)
+    evaluation = gauntlet.evaluate(network, tokenizer, step=10)
+    assert items_of(evaluation) == items_of(expected)
+    assert 'there are no records; training continues' in caplog.text
+    gauntlet.evaluate(network, tokenizer, step=20)
+    assert (folder / 'ba20/results.json').is_file()
+
+    in_the_way = Gauntlet(**{**scored, 'save_folder': folder / 'ba30'})
+    in_the_way.prepare(network, tokenizer)
+    (folder / 'ba30').write_text('in the way of a folder')
+    with pytest.raises((RecordError, OSError)):
+        in_the_way.evaluate(network, tokenizer)
+
+
+# Models and settings.
+
+
+def test_another_tokenizer_prepares_the_items_anew(scored, tokenizer):
+    """Mutation: items that another tokenizer has made are evaluated."""
+    other = tiny.tokenizer()
+    other._tokenizer.post_processor = None  # no bos
+    network, settings = tiny.model(), {**scored, 'save_folder': None}
+    gauntlet = Gauntlet(**settings)
+    with_bos = gauntlet.evaluate(network, tokenizer)
+    without_bos = gauntlet.evaluate(network, other)
+    assert items_of(without_bos) == items_of(Gauntlet(**settings).evaluate(network, other)) != items_of(with_bos)
+    assert items_of(gauntlet.evaluate(network, tokenizer)) == items_of(with_bos)
+
+
+class WithoutConfig(torch.nn.Module):
+    """A model that is no Hugging Face model."""
+
+
+def test_models_without_config_or_tokenizer_are_errors(scored, tokenizer):
+    gauntlet = Gauntlet(**scored)
+    with pytest.raises(ModelError, match='WithoutConfig without a config'):
+        gauntlet.evaluate(WithoutConfig(), tokenizer)
+    with pytest.raises(ModelError, match='no tokenizer'):
+        gauntlet.evaluate(tiny.model(), None)
+
+
+@pytest.mark.parametrize(
+    ('wrong', 'facts'),
+    [
+        ({'interval': '500ba'}, 'interval.*EvalGauntlet'),
+        ({'subset_item': 3}, "subset_item'.*subset_items"),
+        ({'semantics': 'correct'}, 'semantics.*corrected'),
+    ],
+)
+def test_wrong_settings_are_errors_of_the_constructor(scored, wrong, facts):
+    with pytest.raises(ConfigError, match=facts):
+        Gauntlet(**scored, **wrong)
+
+
+def test_a_time_budget_has_the_same_subset_at_every_evaluation(scored, tokenizer):
+    """Mutation: each evaluation finds a subset of its own, so that their scores cannot be compared."""
+    sums = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(400)]
+    tiny.write_rows(Path(scored['data_root']) / 'sums.jsonl', sums)
+    gauntlet = Gauntlet(**{**scored, 'save_folder': None}, time_budget='0.3s')
+    assert gauntlet.sizes is None
+    first, second = [gauntlet.evaluate(tiny.model(seed), tokenizer) for seed in (0, 1)]
+    assert items_of(first).keys() == items_of(second).keys()
+    assert gauntlet.sizes is not None and sum(gauntlet.sizes.values()) < 2 * (400 + 5 + 2)
+    later_job = Gauntlet(**{**scored, 'save_folder': None}, time_budget='0.3s')
+    later_job.prepare(tiny.model(), tokenizer)
+    later_job.use_subset(gauntlet.sizes)
+    assert items_of(later_job.evaluate(tiny.model(), tokenizer)) == items_of(first)
+
+
+def test_a_precision_target_runs_a_part_of_the_items(scored, tokenizer):
+    """Mutation: the subset is of the settings alone, and the items are all of them."""
+    sums = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(100)]
+    tiny.write_rows(Path(scored['data_root']) / 'sums.jsonl', sums)
+    gauntlet = Gauntlet(**{**scored, 'save_folder': None}, precision_target='20%')
+    evaluation = gauntlet.evaluate(tiny.model(), tokenizer)
+    assert 2 <= evaluation.scores['sums/0-shot'].num_items < 100
+    assert evaluation.scores['pronouns/0-shot'].num_items == 2  # which determines the error
+
+
+# Several ranks.
+
+
+def test_ranks_of_a_launcher_without_a_process_group_are_an_error_that_says_what_to_do(scored, tokenizer, monkeypatch):
+    """Mutation: each of them evaluates alone, and all write to the same folder."""
+    monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: False)  # another test may have made a group
+    monkeypatch.setenv('RANK', '0')
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    with pytest.raises(RuntimeError, match=r'WORLD_SIZE=2.*init_process_group.*unset RANK'):
+        Gauntlet(**scored).evaluate(tiny.model(), tokenizer)
+
+
+def settings_in(folder: Path) -> dict[str, Any]:
+    """Return the settings of the tasks in a folder, without records."""
+    return {**tiny.settings_of(folder), 'tokens_per_batch': 60, 'save_folder': None}
+
+
+def write_outcome(folder: Path, outcome: Any) -> None:
+    """Write what this rank has found, and wait for the others: one that exits early resets their connections."""
+    (folder / f'rank{global_rank()}.json').write_text(json.dumps(outcome))
+    torch.distributed.barrier()
+
+
+def outcomes(folder: Path, job: Callable[..., None], *arguments: Any, num_ranks: int = 2) -> list[Any]:
+    """Run a job on some ranks and return what each has written."""
+    forks.run(job, folder / 'log.txt', folder, *arguments, num_ranks=num_ranks)
+    return [json.loads((folder / f'rank{rank}.json').read_text()) for rank in range(num_ranks)]
+
+
+def wrapped_on_one_rank(folder: Path) -> None:
+    """Evaluate a network alone, and in the wrapper of data parallelism, compiled and not, as the only rank of a job."""
+    torch.distributed.init_process_group('gloo')
+    network, tokenizer, gauntlet = tiny.model().train(), tiny.tokenizer(), Gauntlet(**settings_in(folder))
+    wrapped = DistributedDataParallel(network)
+    compiled = torch.compile(wrapped, backend='eager')
+    alone, *others = [items_of(gauntlet.evaluate(model, tokenizer)) for model in (network, wrapped, compiled)]
+    write_outcome(folder, [len(alone), [items == alone for items in others], wrapped.training])
+
+
+@pytest.mark.slow
+def test_the_wrapper_of_data_parallelism_does_not_change_the_items(tmp_path):
+    tiny.write_tasks(tmp_path)
+    assert outcomes(tmp_path, wrapped_on_one_rank, num_ranks=1) == [[28, [True, True], True]]
+
+
+def sharded(network: Any) -> Any:
+    """Shard a network and each of its blocks over all ranks, with FSDP2."""
+    mesh = init_device_mesh('cpu', (torch.distributed.get_world_size(),))
+    for block in network.transformer.h:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(network, mesh=mesh)
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {'DDP': DistributedDataParallel, 'fully_shard': sharded}
+
+
+def train_on_ranks(folder: Path, wrapper: str) -> None:
+    """Train with evaluations and without; write the items of the first evaluation, and both final states."""
+    torch.distributed.init_process_group('gloo')
+    gauntlet, tokenizer = Gauntlet(**settings_in(folder)), tiny.tokenizer()
+    evaluated = WRAPPERS[wrapper](tiny.model().train())
+    items: list[dict[str, str]] = []
+
+    def evaluate_here() -> None:
+        items.append(items_of(gauntlet.evaluate(evaluated, tokenizer)))
+
+    optimizer = train(evaluated, dict.fromkeys((0, 1, 3), evaluate_here))
+    with_evaluations = state_of(evaluated, optimizer)
+    alone = WRAPPERS[wrapper](tiny.model().train())
+    without = state_of(alone, train(alone))
+    write_outcome(folder, {'items': items, 'with': with_evaluations, 'without': without})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('wrapper', WRAPPERS)
+def test_two_ranks_have_the_items_of_one_and_train_as_without_evaluations(tmp_path, tokenizer, wrapper):
+    """Mutations: ranks score their own items alone; weights stay gathered after an evaluation."""
+    tiny.write_tasks(tmp_path, tiny.write_riddles(tmp_path, num_rows=4))
+    first, second = outcomes(tmp_path, train_on_ranks, wrapper)
+    expected = items_of(Gauntlet(**settings_in(tmp_path)).evaluate(tiny.model(), tokenizer))
+    assert first['items'] == second['items']
+    assert first['items'][0] == expected
+    assert first['items'][2] != expected  # after a step of the optimizer
+    for rank in (first, second):
+        assert rank['with'] == rank['without']
+
+
+DIFFERENCES = {
+    'subset_items': 'ranks 0 and 1 differ in subset_items: None and 3',
+    'data': 'ranks 0 and 1 differ in rows of the data files',
+    'programs': 'ranks 0 and 1 differ in tasks that can run',
+    'max_seq_len': 'ranks 0 and 1 differ in max_seq_len of the model: 128 and 16',
+    'tokenizer': 'the model has no tokenizer',
+}
+
+
+def evaluate_differently(folder: Path, difference: str) -> None:
+    """Evaluate on two ranks of which the second differs; write the error and the number of forwards."""
+    torch.distributed.init_process_group('gloo', timeout=timedelta(seconds=30))
+    settings, network, tokenizer = settings_in(folder), tiny.model(), tiny.tokenizer()
+    if global_rank() == 1:
+        if difference == 'subset_items':
+            settings['subset_items'] = 3
+        elif difference == 'data':
+            settings['data_root'] = str(folder / 'other')
+        elif difference == 'programs':
+            os.environ['PATH'] = ''  # without a sandbox
+        elif difference == 'tokenizer':
+            tokenizer = None
+        else:
+            network.config.n_positions = 16
+    calls: list[None] = []
+    network.register_forward_pre_hook(lambda *_: calls.append(None))
+    try:
+        Gauntlet(**settings).evaluate(network, tokenizer)
+    except (ConfigError, ModelError) as error:
+        write_outcome(folder, [type(error).__name__, str(error), len(calls)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('difference', DIFFERENCES)
+def test_ranks_that_differ_have_the_same_error_before_any_forward(tmp_path, difference):
+    """Mutations: a rank checks itself alone; the other rank waits for it until the collective times out."""
+    if difference == 'programs':
+        programs.sandbox()  # skips the test where there is none
+    more = [tiny.write_programs(tmp_path)] if difference == 'programs' else []
+    tiny.write_tasks(tmp_path, more)
+    shutil.copytree(tmp_path, tmp_path / 'other')
+    rows = (tmp_path / 'sums.jsonl').read_text().replace('"3+3="', '"3+4="')
+    (tmp_path / 'other/sums.jsonl').write_text(rows)
+    first, second = outcomes(tmp_path, evaluate_differently, difference)
+    assert first == second
+    kind, message, num_forwards = first
+    assert kind == ('ModelError' if difference == 'tokenizer' else 'ConfigError')
+    assert DIFFERENCES[difference] in message
+    assert num_forwards == 0
