@@ -4,7 +4,27 @@ The names below are loaded on first use: importing the package loads none of tor
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+# Editors and type checkers know the names by these imports; to them `__getattr__` alone would make each Any.
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.composer import EvalGauntlet, build_icl_evaluators
+    from llmfoundry_gauntlet.config.settings import EvaluationSettings
+    from llmfoundry_gauntlet.errors import (
+        ConfigError,
+        DataError,
+        GauntletError,
+        MissingFileError,
+        MissingPackageError,
+        ModelError,
+        RecordError,
+        StoreError,
+        UnwrittenError,
+    )
+    from llmfoundry_gauntlet.evaluation.run import Evaluation
+    from llmfoundry_gauntlet.results.runs import Run, read_run, read_runs, samples_frame, scores_frame
+    from llmfoundry_gauntlet.runtime.evaluate import evaluate
+    from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet
 
 _HOMES = {
     'ConfigError': 'errors',

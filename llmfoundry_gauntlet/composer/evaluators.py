@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -53,7 +54,7 @@ def build_icl_evaluators(
     tasks: TasksSource,
     model: HuggingFaceModel,
     *,
-    data_root: str = 'eval_data',
+    data_root: str | Path = 'eval_data',
     only: Sequence[str] | None = None,
     num_fewshot: int | None = None,
     missing: str = ERROR,
@@ -64,7 +65,7 @@ def build_icl_evaluators(
     truncation: str | None = None,
     fewshot: str = 'reference',
     apply_chat_template: bool = False,
-    chat_template_kwargs: dict[str, Any] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     system_prompt: str | None = None,
     fewshot_as_turns: bool = False,
     reasoning_markers: Sequence[str] | None = None,

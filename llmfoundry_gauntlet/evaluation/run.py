@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,11 @@ class PlannedEvaluation(PreparedEvaluation):
         return sum(batch.num_tokens for batch in self.batches)
 
 
+def frames() -> Any:
+    """Return the package, whose `scores_frame` and `samples_frame` are above this module, so loaded on use."""
+    return import_module('llmfoundry_gauntlet')
+
+
 class Scores:
     """Methods of new and recorded evaluations for notebooks and scripts; pandas is imported on use."""
 
@@ -166,15 +172,11 @@ class Scores:
 
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame with a row per metric value; see `scores_frame`."""
-        from llmfoundry_gauntlet import scores_frame
-
-        return scores_frame(self)
+        return frames().scores_frame(self)
 
     def samples(self) -> Any:
         """Return a pandas.DataFrame with a row per item; see `samples_frame`."""
-        from llmfoundry_gauntlet import samples_frame
-
-        return samples_frame(self)
+        return frames().samples_frame(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
