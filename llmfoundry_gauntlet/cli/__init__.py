@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.cli.explain import explain
 from llmfoundry_gauntlet.cli.inspect import ls, validate
 from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, CliCommand
 from llmfoundry_gauntlet.cli.report import compare, report, show
-from llmfoundry_gauntlet.cli.run import evaluate, export, run, train
+from llmfoundry_gauntlet.cli.run import eval_file, export, run, train
 from llmfoundry_gauntlet.cli.watch import watch
 from llmfoundry_gauntlet.config.resources import plugin_of
 from llmfoundry_gauntlet.config.yaml import MOST_SHOWN
@@ -60,7 +60,7 @@ def root(
 
 for command in (ls, explain, validate, run, train, watch, show, compare, report, export):
     app.command(cls=CliCommand)(command)
-app.command('eval', cls=CliCommand)(evaluate)
+app.command('eval', cls=CliCommand)(eval_file)
 app.add_typer(data_commands, name='data')
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -106,13 +107,14 @@ def run(
             with exit_on_signals(nothing_written):
                 score_outputs(outputs, out, settings, form, allow_missing=allow_missing, overwrite=overwrite)
         elif model is not None:
-            evaluate_or_estimate(model, settings, form, dry_run=dry_run)
+            run_model(model, settings, form, dry_run=dry_run)
     except UnwrittenError as error:
         print_unwritten(error, form)
         if model is None:
             raise RecordError([f'{problem}, then run the same command again' for problem in error.problems]) from error
         raise
-    if out is not None and not dry_run:
+    # The ranks of a launcher have the same scores.
+    if out is not None and not dry_run and os.environ.get('RANK', '0') == '0':
         print_scores(find_evaluations([out]), form)
 
 
@@ -159,7 +161,7 @@ def check_everything(model: str | None, settings: Mapping[str, Any]) -> None:
     collected.raise_all()
 
 
-def evaluate_or_estimate(model: str, settings: dict[str, Any], form: OutputFormat, *, dry_run: bool) -> None:
+def run_model(model: str, settings: dict[str, Any], form: OutputFormat, *, dry_run: bool) -> None:
     """Evaluate a model, or print an estimate of the cost. Raise GauntletError."""
     from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, nothing_written, with_remedy
 
@@ -272,7 +274,7 @@ def train(file: File, overrides: Overrides = None) -> None:
     train_from_file(file, overrides or [])
 
 
-def evaluate(file: File, overrides: Overrides = None) -> None:
+def eval_file(file: File, overrides: Overrides = None) -> None:
     """Evaluate one or several models from a YAML file: the options of gauntlet run as keys, or llm-foundry's keys.
 
     composer -n 2 -m llmfoundry_gauntlet eval yamls/eval/demo.yaml resume=true

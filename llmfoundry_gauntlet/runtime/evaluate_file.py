@@ -65,13 +65,13 @@ def arguments_of(config: Mapped, model: ListedModel) -> dict[str, Any]:
     return arguments
 
 
-def evaluate_listed(config: Mapped) -> int:
+def evaluate_models(config: Mapped) -> int:
     """Evaluate each model in turn into its own folder; return the exit status."""
     done: list[ListedModel] = []
     for model in config.models:
         say(f'evaluating {model.name}')
         try:
-            evaluate_or_explain(arguments_of(config, model), done)
+            evaluate_interruptibly(arguments_of(config, model), done)
             done.append(model)
         except GauntletError as error:
             print(f'{model.name} was not evaluated:', file=sys.stderr)
@@ -83,7 +83,7 @@ def evaluate_listed(config: Mapped) -> int:
     return 1 if done else 2
 
 
-def evaluate_or_explain(arguments: Mapping[str, Any], done: Sequence[ListedModel] = ()) -> None:
+def evaluate_interruptibly(arguments: Mapping[str, Any], done: Sequence[ListedModel] = ()) -> None:
     """Evaluate a model; if a signal interrupts that, say what is kept and what is done. Raise GauntletError."""
     option = 'resume=true in place of overwrite' if arguments.get('overwrite') else 'resume=true'
     kept = Interrupted(folder=Path(arguments['out']), option=None if arguments.get('resume') else option)
@@ -120,8 +120,8 @@ def evaluate_file(path: str, overrides: list[str]) -> int:
     for line in config.lines:
         say(line)
     if config.models:
-        return evaluate_listed(config)
-    evaluate_or_explain(config.values)
+        return evaluate_models(config)
+    evaluate_interruptibly(config.values)
     if global_rank() == 0:
         print_runs(Path(config.values['out']))
     return 0
