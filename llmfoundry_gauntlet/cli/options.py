@@ -98,7 +98,7 @@ class Options:
     tokens_per_batch: str = Option('auto', help='Tokens per batch, or auto.')
     device: str | None = Option(None, help='cpu or gpu. Default: gpu if available.')
     precision: str | None = Option(None, help='fp32, amp_bf16 or amp_fp16.')
-    fsdp: bool = Option(False, '--fsdp', help='Shard the model over the GPUs of the composer launcher.')
+    fsdp: bool = Option(False, '--fsdp', help='Shard the model over the ranks, which torchrun or composer starts.')
     semantics: str = Option('corrected', help="corrected, or reference to reproduce llm-foundry's scores.")
     truncation: str | None = Option(None, help='Truncation of long prompts: drop_shots or reference.')
     fewshot: str = Option('reference', help='reference, or fixed: the same shots for all items of a task.')
