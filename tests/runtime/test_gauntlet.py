@@ -50,6 +50,12 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
     return tiny.tokenizer()
 
 
+@pytest.fixture(scope='module')
+def expected(settings) -> dict[str, str]:
+    """Return the items of the network that `tiny.model` makes, evaluated by a Gauntlet of its own."""
+    return items_of(Gauntlet(**settings).evaluate(tiny.model(), tiny.tokenizer()))
+
+
 def items_of(evaluation: Evaluation) -> dict[str, str]:
     """Return every item with its prediction, score, log-probabilities and text, as exact text."""
     return {str(result.key): repr(result) for results in evaluation.results.values() for result in results}
@@ -161,11 +167,9 @@ def test_evaluations_compute_in_the_autocast_around_them_and_leave_none_of_its_c
     assert [name for name, value in network.named_parameters() if value.grad is None] == []
 
 
-def test_wrappers_of_torch_compile_and_others_do_not_change_the_items(settings, tokenizer):
-    network, gauntlet = tiny.model(), Gauntlet(**settings)
-    expected = items_of(gauntlet.evaluate(network, tokenizer))
-    compiled = torch.compile(network, backend='eager')
-    assert items_of(gauntlet.evaluate(compiled, tokenizer)) == expected
+def test_a_compiled_model_has_the_same_items(settings, tokenizer, expected):
+    compiled = torch.compile(tiny.model(), backend='eager')
+    assert items_of(Gauntlet(**settings).evaluate(compiled, tokenizer)) == expected
 
 
 # Training is as without evaluations.
@@ -213,14 +217,14 @@ def raising(network: torch.nn.Module, error: BaseException, at: int) -> Iterator
 
 @pytest.mark.parametrize('error', [ZeroDivisionError('injected'), KeyboardInterrupt()], ids=['error', 'interrupt'])
 @pytest.mark.parametrize('at', ['probe', 'step'])
-def test_an_evaluation_that_fails_leaves_training_unchanged_and_the_next_one_works(settings, tokenizer, error, at):
+def test_an_evaluation_that_fails_leaves_training_unchanged_and_the_next_one_works(
+    settings, tokenizer, expected, error, at
+):
     """Mutations: `steps` is not closed after an error; `modes_kept` and `random_states_kept` without `finally`."""
     network = frozen_model()
     gauntlet = Gauntlet(**settings)
-    if at == 'step':  # the probe's forwards are over
-        expected = items_of(gauntlet.evaluate(network, tokenizer))
-    else:
-        expected = items_of(Gauntlet(**settings).evaluate(network, tokenizer))
+    if at == 'step':  # after an evaluation, whose probes hold
+        gauntlet.evaluate(network, tokenizer)
     before = state_of(network)
     with raising(network, error, at=5), pytest.raises(type(error)):
         gauntlet.evaluate(network, tokenizer)
@@ -391,19 +395,25 @@ def test_wrong_settings_are_errors_of_the_constructor(scored, wrong, facts):
         Gauntlet(**scored, **wrong)
 
 
-def test_a_time_budget_has_the_same_subset_at_every_evaluation(scored, tokenizer):
+def test_the_subset_of_a_time_budget_is_the_same_at_every_evaluation_also_of_a_later_job(scored, tokenizer):
     """Mutation: each evaluation finds a subset of its own, so that their scores cannot be compared."""
-    sums = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}'} for i in range(400)]
-    tiny.write_rows(Path(scored['data_root']) / 'sums.jsonl', sums)
-    gauntlet = Gauntlet(**{**scored, 'save_folder': None}, time_budget='0.3s')
+    settings = {**scored, 'save_folder': None, 'time_budget': '1h'}
+    gauntlet = Gauntlet(**settings)
     assert gauntlet.sizes is None
-    first, second = [gauntlet.evaluate(tiny.model(seed), tokenizer) for seed in (0, 1)]
-    assert items_of(first).keys() == items_of(second).keys()
-    assert gauntlet.sizes is not None and sum(gauntlet.sizes.values()) < 2 * (400 + 5 + 2)
-    later_job = Gauntlet(**{**scored, 'save_folder': None}, time_budget='0.3s')
+    first = gauntlet.evaluate(tiny.model(), tokenizer)
+    sizes = {f'{task}/{shots}-shot': len(rows) for task, (_, rows) in tiny.TASKS.items() for shots in (0, 2)}
+    assert gauntlet.sizes == sizes  # there is time for all
+    # The batches of the first evaluation are others, as it finds the subset.
+    assert items_of(gauntlet.evaluate(tiny.model(), tokenizer)).keys() == items_of(first).keys()
+
+    later_job, fewer = Gauntlet(**settings), {**sizes, 'sums/0-shot': 3, 'colours/2-shot': 4}
     later_job.prepare(tiny.model(), tokenizer)
-    later_job.use_subset(gauntlet.sizes)
-    assert items_of(later_job.evaluate(tiny.model(), tokenizer)) == items_of(first)
+    later_job.use_subset(fewer)
+    of_subset, again = [items_of(later_job.evaluate(tiny.model(), tokenizer)) for _ in range(2)]
+    assert of_subset == again
+    assert of_subset.keys() < items_of(first).keys()
+    assert len(of_subset) == sum(fewer.values())
+    assert later_job.sizes == fewer
 
 
 def test_a_precision_target_runs_a_part_of_the_items(scored, tokenizer):
