@@ -160,9 +160,10 @@ class Gauntlet:
         resumed. Records that cannot be written are a warning, without `step` an error (RecordError). The metrics for
         loggers are `evaluation.logged`. Raise as `prepare` does.
         """
-        if self.loop is None or self._tokenizer is not tokenizer:
+        with raised_on_all_ranks():
+            subject = evaluated_model(model, tokenizer)
+        if any(gather(self.loop is None or self._tokenizer is not tokenizer)):
             self.prepare(model, tokenizer)
-        subject = evaluated_model(model, tokenizer)
         device = device_of(subject.model)
         precision = ambient_precision(device)
         title = 'gauntlet' if step is None else f'gauntlet step {step}'
@@ -291,6 +292,8 @@ def evaluated_model(model: Any, tokenizer: Any) -> EvaluatedModel:
             f'the model is a {type(model).__name__} without a config; allowed: a Hugging Face causal language model, '
             'or a torch module with its config and forward'
         )
+    if next(model.parameters(), None) is None:
+        raise ModelError(f'the model is a {type(model).__name__} without parameters')
     if tokenizer is None:
         raise ModelError('the model has no tokenizer; give the one that it is trained with')
     return ModelAndTokenizer(model=model, tokenizer=tokenizer)

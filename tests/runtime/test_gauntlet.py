@@ -374,10 +374,18 @@ class WithoutConfig(torch.nn.Module):
     """A model that is no Hugging Face model."""
 
 
-def test_models_without_config_or_tokenizer_are_errors(scored, tokenizer):
+class WithoutParameters(torch.nn.Module):
+    """A model with nothing to evaluate."""
+
+    config = tiny.model().config
+
+
+def test_models_without_config_parameters_or_tokenizer_are_errors(scored, tokenizer):
     gauntlet = Gauntlet(**scored)
     with pytest.raises(ModelError, match='WithoutConfig without a config'):
         gauntlet.evaluate(WithoutConfig(), tokenizer)
+    with pytest.raises(ModelError, match='WithoutParameters without parameters'):
+        gauntlet.evaluate(WithoutParameters(), tokenizer)
     with pytest.raises(ModelError, match='no tokenizer'):
         gauntlet.evaluate(tiny.model(), None)
 
