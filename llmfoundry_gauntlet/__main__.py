@@ -1,4 +1,4 @@
-"""The `gauntlet` command as a module: `composer -n 2 -m llmfoundry_gauntlet watch ...` runs it on several ranks."""
+"""The `gauntlet` command as a module, for launchers: `torchrun --nproc-per-node 2 -m llmfoundry_gauntlet run ...`."""
 
 from llmfoundry_gauntlet.cli import main
 

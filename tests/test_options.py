@@ -107,7 +107,6 @@ WRONG = [  # a command, and a fact of each line of its message
     ('watch c', 'nothing to evaluate', '--out'),
     ('watch c --train-yaml t.yaml --limit 3 --semantics corrected', '--semantics: ', '--limit: '),
     ('watch c --tasks TASKS --out o --limit 0', '--limit: '),
-    ('watch c --tasks TASKS --out o --fsdp --device cpu', '--fsdp: '),
     ('watch c --tasks TASKS --out o --shots -1', '--shots: '),
     ('watch c --tasks TASKS --out o --missing never', '--missing: '),
     ('watch c --tasks TASKS --out o --only copq', 'copq'),
@@ -129,7 +128,7 @@ WRONG = [  # a command, and a fact of each line of its message
     ('run --out o --model MODEL --tokens-per-batch many', "--tokens-per-batch: is 'many'; allowed: auto"),
     ('run --out o --model MODEL --semantics upstream', "--semantics: is 'upstream'; allowed: corrected, reference"),
     ('run --out o --model MODEL --precision fp7', "--precision: is 'fp7'; allowed:"),
-    ('run --out o --model MODEL --precision amp_bf16 --device cpu', 'only fp32 on a CPU'),
+    ('run --out o --model MODEL --precision amp_bf16 --device cpu', 'on a CPU there is only fp32'),
     ('run --out o --model MODEL --device tpu', "--device: is 'tpu', did you mean 'gpu'?"),
     ('run --out o --model MODEL --logger wandb --log losses', '--log: '),
 ]

@@ -277,7 +277,7 @@ def train(file: File, overrides: Overrides = None) -> None:
 def eval_file(file: File, overrides: Overrides = None) -> None:
     """Evaluate one or several models from a YAML file: the options of gauntlet run as keys, or llm-foundry's keys.
 
-    composer -n 2 -m llmfoundry_gauntlet eval yamls/eval/demo.yaml resume=true
+    torchrun --nproc-per-node 2 -m llmfoundry_gauntlet eval yamls/eval/demo.yaml resume=true
 
     Exit status: 0 done, 1 some of several models failed, 2 the file is invalid or no model could be evaluated.
     """

@@ -52,7 +52,7 @@ def watch(
 
     gauntlet watch s3://bucket/run/checkpoints --tasks yamls/tasks/gauntlet_v0.1.yaml --out runs/watched --once
 
-    composer -n 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
+    torchrun --nproc-per-node 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
     """
     problems = []
     if given['tasks'] is None and given['score'] is None and train_yaml is None:
