@@ -6,6 +6,7 @@ import inspect
 import typing
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -35,12 +36,16 @@ def test_its_parameters_are_the_settings_of_single_tasks_with_the_same_types_and
     assert parameters.pop('tasks').default is inspect.Parameter.empty
     names = {field.name for field in fields(EvaluationSettings)}
     assert parameters.keys() == names - NOT_OF_SINGLE_TASKS - {'tasks'}
-    of_lists = {tuple[str, ...]: Sequence[str], tuple[str, ...] | None: Sequence[str] | None}
+    wider = {  # what is decoded: lists, and paths as well as text
+        tuple[str, ...]: Sequence[str],
+        tuple[str, ...] | None: Sequence[str] | None,
+        'data_root': str | Path,
+    }
     for field in fields(EvaluationSettings):
         if field.name in parameters:
             hint = hints_of_settings[field.name]
             assert parameters[field.name].default == field.default, field.name
-            assert hints[field.name] == of_lists.get(hint, hint), field.name
+            assert hints[field.name] == wider.get(field.name, wider.get(hint, hint)), field.name
     assert hints['tasks'] | None == hints_of_settings['tasks']
 
 

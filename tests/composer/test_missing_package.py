@@ -20,6 +20,7 @@ USES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('use', USES)
 def test_what_needs_composer_names_the_extra_in_one_line(use: str):
     done = subprocess.run([sys.executable, '-c', WITHOUT + USES[use]], capture_output=True, text=True, timeout=120)
