@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,7 @@ def test_its_parameters_are_the_settings_of_single_tasks_with_the_same_types_and
         tuple[str, ...]: Sequence[str],
         tuple[str, ...] | None: Sequence[str] | None,
         'data_root': str | Path,
+        'chat_template_kwargs': Mapping[str, Any] | None,
     }
     for field in fields(EvaluationSettings):
         if field.name in parameters:
