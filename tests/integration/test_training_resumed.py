@@ -59,7 +59,7 @@ def test_records_missing_beside_a_checkpoint_are_written_by_the_next_job(tmp_pat
 
     records = tmp_path / 'records'
     with monkeypatch.context() as patch:
-        patch.setattr(callback, 'write_records', killed)
+        patch.setattr('llmfoundry_gauntlet.runtime.gauntlet.write_records', killed)
         assert job(tmp_path, tiny_settings, 'checkpoint', [tiny.AtBatches({3: interrupt})]) == [2]
     assert not list(records.rglob('results.json'))
     assert job(tmp_path, tiny_settings, 'checkpoint') == [2, 4]
@@ -158,7 +158,7 @@ def test_a_job_that_saves_before_it_evaluates_keeps_the_subset_of_a_time_budget(
     run_job(tmp_path, [first], 2)
     run_job(tmp_path, BETWEEN[between](tiny_settings), 4)
     run_job(tmp_path, [last], 6)
-    assert set(last.sizes.values()) == {FEWER}
+    assert set(last.gauntlet.sizes.values()) == {FEWER}
     assert [*last.evaluation.results] == [*first.evaluation.results]
     for task, results in first.evaluation.results.items():
         assert [result.key for result in last.evaluation.results[task]] == [result.key for result in results]
@@ -192,7 +192,7 @@ def test_two_callbacks_keep_the_subsets_of_their_own_budgets(tmp_path, tiny_sett
 
     first, second = gauntlets('first'), gauntlets('second')
     run_job(tmp_path / 'checkpoints', first, 2)
-    sizes = [dict(one.sizes) for one in first]
+    sizes = [dict(one.gauntlet.sizes) for one in first]
     assert sizes[0] != sizes[1]
     run_job(tmp_path / 'checkpoints', second, 4)
-    assert [dict(one.sizes) for one in second] == sizes
+    assert [dict(one.gauntlet.sizes) for one in second] == sizes
