@@ -39,7 +39,16 @@ GAUNTLET_TASKS = PACKAGE / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
 GAUNTLET = GAUNTLET_TASKS.parent.parent / 'gauntlets' / 'eval_gauntlet_v0.1.yaml'
 # Options by their purpose: to select items, to run a model over them, and to load it.
 SELECTION = (
-    *('tasks', 'score', 'gauntlet', 'data_root', 'only', 'shots', 'limit', 'missing', 'semantics', 'fewshot'),
+    'tasks',
+    'score',
+    'gauntlet',
+    'data_root',
+    'only',
+    'shots',
+    'limit',
+    'missing',
+    'semantics',
+    'fewshot',
     'precision_target',
 )
 INPUTS = (*SELECTION, 'reasoning_markers', 'sandbox', 'log_prompts')

@@ -1,4 +1,4 @@
-"""What Composer knows of a training: its checkpoints and its loss, for the records of evaluations."""
+"""Read the checkpoints and the loss of a training from Composer, for the records of evaluations."""
 
 from __future__ import annotations
 

@@ -77,9 +77,22 @@ SCHEDULERS: Builders = {
     'warmup_stable_decay': WarmupStableDecayScheduler,
 }
 UNCHANGED = (  # keys of a training file that are passed to the Trainer
-    *('max_duration', 'run_name', 'seed', 'device', 'device_train_microbatch_size', 'precision', 'dist_timeout'),
-    *('eval_interval', 'save_folder', 'save_interval', 'save_num_checkpoints_to_keep', 'save_overwrite', 'load_path'),
-    *('autoresume', 'log_to_console', 'console_log_interval'),
+    'max_duration',
+    'run_name',
+    'seed',
+    'device',
+    'device_train_microbatch_size',
+    'precision',
+    'dist_timeout',
+    'eval_interval',
+    'save_folder',
+    'save_interval',
+    'save_num_checkpoints_to_keep',
+    'save_overwrite',
+    'load_path',
+    'autoresume',
+    'log_to_console',
+    'console_log_interval',
 )
 ALGORITHMS: Builders = {'gradient_clipping': GradientClipping}
 CALLBACKS: Builders = {

@@ -50,7 +50,7 @@ def evaluate(model: str | Path, **settings: Unpack[RunOptions]) -> Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Where and how to run a model: the device of this rank, one of PRECISIONS, and whether and how to shard."""
+    """The device of this rank, the precision (one of PRECISIONS), and the sharding; None for a whole model per rank."""
 
     device: torch.device
     precision: str

@@ -1,4 +1,4 @@
-"""What W&B, MLflow and TensorBoard need for each evaluation to be logged once, at its step, whoever opened the run."""
+"""Log each evaluation to W&B, MLflow and TensorBoard once, at its step, whoever opened the run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,24 @@ log = logging.getLogger(__name__)
 
 PACKAGE = 'llmfoundry-gauntlet'
 LIBRARIES = (  # of the loggers, directly or to contact servers
-    *('wandb', 'mlflow', 'mlflow_skinny', 'tensorboard', 'comet_ml', 'neptune', 'slack_sdk', 'databricks'),
-    *('requests', 'urllib3', 'httpx', 'grpc', 'google', 'sqlalchemy', 'alembic', 'botocore'),
+    # Loggers.
+    'wandb',
+    'mlflow',
+    'mlflow_skinny',
+    'tensorboard',
+    'comet_ml',
+    'neptune',
+    'slack_sdk',
+    'databricks',
+    # What they contact servers with.
+    'requests',
+    'urllib3',
+    'httpx',
+    'grpc',
+    'google',
+    'sqlalchemy',
+    'alembic',
+    'botocore',
 )
 MLFLOW_WAIT_SECONDS = 20.0  # longest wait for the server's answer before training continues
 OURS = BATCH.partition('/')[0]

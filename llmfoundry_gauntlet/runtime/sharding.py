@@ -28,7 +28,7 @@ MIXED_PRECISIONS = ('FULL', 'DEFAULT', 'PURE')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingSettings:
-    """How to shard a model: the keys of Composer's FSDPConfig that matter without training.
+    """Settings of a sharded model: the keys of Composer's FSDPConfig that matter without training.
 
     * `sharding_strategy`: over all ranks, with HYBRID_SHARD over the ranks of each node, with NO_SHARD not at all.
     * `mixed_precision`: FULL computes in the type of the weights, DEFAULT and PURE in that of the precision.
