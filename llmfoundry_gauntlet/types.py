@@ -22,7 +22,6 @@ Ints: TypeAlias = 'npt.NDArray[np.int64]'
 Floats: TypeAlias = 'npt.NDArray[np.float64]'
 Bools: TypeAlias = 'npt.NDArray[np.bool_]'
 ClusterNumbers: TypeAlias = 'npt.NDArray[np.uint64]'
-FileSizes: TypeAlias = 'Mapping[str | None, Ints]'  # items of each cluster of a data file, by category
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -335,32 +334,12 @@ class TrainingPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FileSample:
-    """The items of a stratum as a part of those in its data file.
-
-    `sizes` are the numbers of items of its clusters, int64 [G], `file_sizes` those of all clusters in the file, empty
-    if no item is left out.
-    `residuals` are the items' deviations from the means of their clusters, float64 [N]; empty without two of a cluster.
-    """
-
-    sizes: Ints
-    file_sizes: Ints
-    residuals: Floats
-
-    @property
-    def share(self) -> float:
-        """Return the share of the file's items that are in the sample."""
-        return min(1.0, float(self.sizes.sum() / self.file_sizes.sum())) if len(self.file_sizes) else 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stratum:
     """The contribution of each cluster of a stratum, a task or a category of it, to an estimate's deviation.
 
     Clusters are independent of each other, so the variance is the sum of the squares. `clusters` are the clusters'
     numbers, uint64 [G], ascending; `deviations` float64 [G]. `freedom` are the effective degrees of freedom of the
     variance. `is_borrowed` if the stratum is a single cluster, whose deviation is taken from other strata or its items.
-    `sample` says which part of the data file the items are, None if unknown.
     """
 
     name: str
@@ -369,7 +348,6 @@ class Stratum:
     freedom: float
     task: str = ''
     is_borrowed: bool = False
-    sample: FileSample | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.readers import NumberedRow, RowError, field_value, read_task_rows, text_field
 from llmfoundry_gauntlet.errors import DataError
-from llmfoundry_gauntlet.types import Example, FileSizes
+from llmfoundry_gauntlet.types import Example
 
 SUBSET_VERSION = 2  # of the selection of subsets; stored in results
 LEAST_CLUSTERS = 2  # a task needs two for a standard error
@@ -107,16 +106,6 @@ def subset(examples: Sequence[Example], num_items: int | None) -> list[Example]:
     if num_items is None or num_items >= len(examples):
         return list(examples)
     return [examples[place] for place in sorted(in_turns(examples)[:num_items])]
-
-
-def file_sizes(examples: Iterable[Example]) -> FileSizes:
-    """Return the number of rows of each cluster, by category, in ascending order."""
-    import numpy as np
-
-    counts: dict[str | None, Counter[str]] = {}
-    for example in examples:
-        counts.setdefault(example.category, Counter())[cluster_name(example)] += 1
-    return {category: np.sort(np.array([*of.values()], np.int64)) for category, of in counts.items()}
 
 
 def cluster_name(example: Example) -> str:

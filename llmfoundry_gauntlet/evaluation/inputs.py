@@ -14,7 +14,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.settings import ERROR, SKIP, EvaluationSettings, decode_settings
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import listed
-from llmfoundry_gauntlet.data.examples import TaskRows, file_sizes, subset
+from llmfoundry_gauntlet.data.examples import TaskRows, subset
 from llmfoundry_gauntlet.data.published import PUBLISHED, SAMPLE, UNOFFICIAL, origin_of, read_manifest
 from llmfoundry_gauntlet.errors import Collected, ConfigError, DataError, GauntletError, MissingFileError, plural
 from llmfoundry_gauntlet.evaluation.precision import precise_subsets
@@ -26,7 +26,7 @@ from llmfoundry_gauntlet.tasks.code import sandbox_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.score import ScoreTask
-from llmfoundry_gauntlet.types import ChatFormat, Example, FileSizes, Item
+from llmfoundry_gauntlet.types import ChatFormat, Example, Item
 
 MAX_NAMES = 5  # names of files to fetch in one message
 # Settings that name files, and the one that says what to do if some are missing.
@@ -39,10 +39,10 @@ RowsByTask = Mapping[str, Sequence[Example]]
 class EvaluationData:
     """Validated settings, tasks and rows. All mappings are by task key.
 
-    `examples` has all rows, from which shots are drawn. For tasks with a subset, `subsets` has the rows to evaluate,
-    `subset_sizes` their number, and `file_sizes` the number of rows of each cluster in the whole file. `absent` lists
-    optional data files that are absent, `digests` has the SHA-256 of the rows, and `origins` their origin: sample,
-    published, unofficial or own. `unsupported` has the reason for each missing task or benchmark and, after
+    `examples` has all rows, from which shots are drawn. For tasks with a subset, `subsets` has the rows to evaluate
+    and `subset_sizes` their number; `num_rows` has the number of rows in the whole file. `absent` lists optional data
+    files that are absent, `digests` has the SHA-256 of the rows, and `origins` their origin: sample, published,
+    unofficial or own. `unsupported` has the reason for each missing task or benchmark and, after
     `with_programs`, for tasks whose programs cannot run here; `with_programs` also sets `sandbox`.
     """
 
@@ -57,7 +57,7 @@ class EvaluationData:
     digests: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     subset_sizes: Mapping[str, int] = field(default_factory=dict)
-    file_sizes: Mapping[str, FileSizes] = field(default_factory=dict)
+    num_rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -67,13 +67,6 @@ class EvaluationData:
     def asked(self, key: str) -> list[Example]:
         """Return the rows of a task to evaluate."""
         return self.subsets.get(key, self.examples[key])
-
-    def file_sizes_of(self, task: Task) -> FileSizes | None:
-        """Return the number of items per cluster in a task's whole file; {} without a subset, None if unknown."""
-        if task.key not in self.subset_sizes:
-            return {}
-        sizes = self.file_sizes.get(task.key)
-        return sizes and {category: found * task.num_samples for category, found in sizes.items()}
 
 
 def load_inputs(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationData:
@@ -136,6 +129,7 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
         ),
         origins=origins,
         digests={key: digest_of_rows(found) for key, found in examples.items()},
+        num_rows={key: len(found) for key, found in examples.items()},
     )
     return with_subsets(data, subsets)
 
@@ -159,7 +153,7 @@ def with_programs(data: EvaluationData) -> EvaluationData:
     """
     sandbox, unsupported = sandbox_of(list(data.tasks.values()), data.examples, data.settings.sandbox)
 
-    by_task = ('examples', 'subsets', 'subset_sizes', 'file_sizes', 'digests', 'origins')
+    by_task = ('examples', 'subsets', 'subset_sizes', 'num_rows', 'digests', 'origins')
     supported: dict[str, Any] = {
         name: {key: value for key, value in getattr(data, name).items() if key not in unsupported} for name in by_task
     }
@@ -175,7 +169,6 @@ def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> 
         data,
         subsets=fewer,
         subset_sizes={key: len(rows) for key, rows in fewer.items()},
-        file_sizes={key: file_sizes(data.examples[key]) for key in fewer},
     )
 
 

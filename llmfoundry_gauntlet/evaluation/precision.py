@@ -111,21 +111,16 @@ class PrecisionPlan:
 
     def estimates(self, seconds: Mapping[str, float]) -> tuple[TargetEstimate, ...]:
         """Return estimates for each target in SHARES and for all items, from each task's seconds per question."""
-        whole = self.variances(self.whole)
         found = []
         for share in (*SHARES, 0.0):
             sizes = self.sizes(share) if share else self.whole
-            variances = self.variances(sizes)
-            error = math.sqrt(max(variances))
+            error = math.sqrt(max(self.variances(sizes)))
             found.append(
                 TargetEstimate(
                     share=share,
                     num_items=sum(sizes.values()),
                     seconds=math.fsum(seconds.get(key, 0.0) * number for key, number in sizes.items()),
                     standard_error=error,
-                    standard_error_of_file=math.sqrt(
-                        max(0.0, *(one - of_all for one, of_all in zip(variances, whole, strict=True)))
-                    ),
                     detectable=(NORMAL_QUANTILE + NormalDist().inv_cdf(POWER)) * math.sqrt(2) * error,
                 )
             )

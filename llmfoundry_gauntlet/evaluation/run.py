@@ -378,7 +378,6 @@ def summarize(
             metrics_of(tasks[key]),
             task_results,
             allow_missing=allow_missing,
-            file_sizes=data.file_sizes_of(tasks[key]),
         )
         for key, task_results in results.items()
     }

@@ -2,9 +2,6 @@
 
 Runs are paired: a difference is taken item by item, so item difficulty that both runs share drops out of its error
 (arXiv 2411.00640, section 4).
-
-The score of a subset has two errors: relative to all possible items, and relative to the whole data files, which is
-smaller, as the subset is part of them (`spread_of_file`).
 """
 
 from __future__ import annotations
@@ -15,14 +12,13 @@ from dataclasses import dataclass, replace
 from statistics import stdev
 
 from llmfoundry_gauntlet.metrics.statistics import (
-    freedom_of_sum,
     mean,
     spread_of,
     student_quantile,
     student_tail,
     weighted_sum,
 )
-from llmfoundry_gauntlet.types import FileSample, Measure, Spread, Stratum
+from llmfoundry_gauntlet.types import Measure, Spread, Stratum
 
 ROUNDING = 1e-12  # smaller values count as 0
 POWER = 0.8  # of a minimum detectable effect
@@ -35,8 +31,7 @@ class Difference:
 
     `p_value` is two-sided, from Student's t; `p_holm` is corrected for all simultaneous comparisons (Holm 1979).
     `detectable` is the minimum detectable effect, with 80 % power at a level of 5 %. They are None if the error is
-    unknown. With `is_of_file` both runs have the same subset of the data files, and the error is relative to the
-    difference over the whole files, not over all possible items.
+    unknown.
     """
 
     first: Measure
@@ -45,7 +40,6 @@ class Difference:
     num_items: int
     p_value: float | None
     p_holm: float | None = None
-    is_of_file: bool = False
 
     @property
     def detectable(self) -> float | None:
@@ -64,16 +58,12 @@ def difference(first: Measure, second: Measure, num_items: int) -> Difference:
             return Difference(first=first, second=second, difference=measure, num_items=num_items, p_value=None)
     found = weighted_sum([second, first], [1.0, -1.0])
     found = replace(found, spread=spread_of_contrast(found.spread))
-    of_file = None if found.spread is None else spread_of_file(found.spread)
-    if of_file is not None:
-        found = replace(found, spread=of_file)
     return Difference(
         first=first,
         second=second,
         difference=found,
         num_items=num_items,
         p_value=p_value(found),
-        is_of_file=of_file is not None,
     )
 
 
@@ -197,68 +187,3 @@ def step_noise(batches: Sequence[int], values: Sequence[float]) -> float | None:
         for place in range(num_scores - 1)
     ]
     return stdev(strays) * math.sqrt((num_scores - 1) / (2 * num_scores))
-
-
-def spread_of_file(spread: Spread) -> Spread | None:
-    """Return the spread relative to the value over the whole data files; None if unknown, or if no item is left out.
-
-    Each stratum's part of the variance shrinks to that of the items left out (see `stratum_of_file`).
-    """
-    shares = [one.sample.share for one in spread.strata if one.sample is not None]
-    if len(shares) < len(spread.strata) or min(shares) == 1:
-        return None
-    found = spread_of([stratum_of_file(one) for one in spread.strata])
-    error = spread.standard_error
-    ratio = found.standard_error / error if error > 0 else math.sqrt(1 - min(shares))
-    return replace(
-        found,
-        below=spread.below * ratio,
-        above=spread.above * ratio,
-        bounds=spread.bounds,
-        num_items=None if spread.num_items is None or ratio == 0 else spread.num_items / ratio**2,
-    )
-
-
-def stratum_of_file(stratum: Stratum) -> Stratum:
-    """Return a stratum with deviations from the value over its whole data file.
-
-    For n of N items, with m of the M items of each cluster, and variances b between and w within clusters, the squared
-    error is b A + w (1 / n - 1 / N), where A is the sum of (m / n - M / N)²; relative to the population it is
-    b P + w / n, where P is the sum of (m / n)². If no cluster has two items, b and w cannot be separated, and the
-    larger error is taken.
-    """
-    sample = stratum.sample
-    variance = float(stratum.deviations @ stratum.deviations)
-    if sample is None or sample.share == 1 or variance == 0:
-        return replace(stratum, deviations=stratum.deviations * 0.0, sample=None)
-    n, num_all = int(sample.sizes.sum()), int(sample.file_sizes.sum())
-    shares, file_shares = sample.sizes / n, sample.file_sizes / num_all
-    of_clusters = float(shares @ shares)
-    between = float(file_shares @ file_shares) - 2 * expected_overlap(sample) / (n * num_all) + of_clusters
-    within = 1 / n - 1 / num_all
-    freedom = stratum.freedom
-    if not len(sample.residuals):
-        left = variance * max(between / of_clusters, within * n)
-    else:
-        num_repeats = n - len(sample.sizes)
-        inner = float(sample.residuals @ sample.residuals) / num_repeats
-        outer = max(0.0, variance - inner / n)
-        left = outer * between / of_clusters + inner * within
-        parts = [variance * between / of_clusters, inner * (within - between / of_clusters / n)]
-        freedom = freedom_of_sum(parts, [freedom, num_repeats])
-    deviations = stratum.deviations * math.sqrt(left / variance)
-    return replace(stratum, deviations=deviations, freedom=freedom, sample=None)
-
-
-def expected_overlap(sample: FileSample) -> float:
-    """Return the expected sum over clusters of sampled times all items, for subsets that take clusters in turns."""
-    import numpy as np
-
-    left, file_sizes = int(sample.sizes.sum()), sample.file_sizes
-    taken, turn = np.zeros(len(file_sizes)), 0
-    while left > 0:
-        takes = file_sizes > turn
-        num_taken = min(left, int(takes.sum()))
-        taken += takes * (num_taken / takes.sum())
-        left, turn = left - num_taken, turn + 1
-    return float(taken @ file_sizes)

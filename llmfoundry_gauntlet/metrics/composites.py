@@ -141,17 +141,15 @@ class TargetEstimate:
     """The cost and the errors of a precision target.
 
     `share` is the fraction by which the error of the average may exceed its error with all items (0: all items).
-    `standard_error` is relative to all possible items, `standard_error_of_file` to the whole files (`file_errors`);
-    each is the larger of that of a model near chance and that of one halfway to 1. `detectable` is the minimum
-    detectable effect between two models, with 80 % power at a level of 5 %, if they agree by chance only; it is smaller
-    for models that agree more.
+    `standard_error` is the larger of that of a model near chance and that of one halfway to 1. `detectable` is the
+    minimum detectable effect between two models, with 80 % power at a level of 5 %, if they agree by chance only; it is
+    smaller for models that agree more.
     """
 
     share: float
     num_items: int
     seconds: float
     standard_error: float
-    standard_error_of_file: float
     detectable: float
 
 

@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.scoring.likelihood import best_of
 from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore
 
 if TYPE_CHECKING:
-    from llmfoundry_gauntlet.types import ClusterNumbers, FileSizes, Ints
+    from llmfoundry_gauntlet.types import ClusterNumbers
 
 MAX_REASONS = 3
 BEYOND = 1e-6  # a value may be this far outside its bounds, by the rounding of single precision
@@ -89,21 +89,17 @@ def task_score(
     results: Sequence[ItemResult],
     *,
     allow_missing: bool = False,
-    file_sizes: FileSizes | None = None,
 ) -> TaskScore:
     """Return the metrics of a task, in order; without any metric, only the counts.
 
     A task with categories has the plain mean over its categories. If any item is unscored there are no metrics, only
-    the reason; with `allow_missing` they are taken over the scored items, if there are any. `file_sizes` are those of
-    the task's data file: {} if all of its items are given, None if unknown.
+    the reason; with `allow_missing` they are taken over the scored items, if there are any.
     """
     names = sorted({result.category for result in results if result.category is not None}) if metrics else []
-    if file_sizes and file_sizes.keys() != {result.category for result in results}:
-        file_sizes = None  # nothing is known about a category without items
 
     def plain(name: str | None, members: Sequence[ItemResult]) -> TaskScore:
-        stratum, sizes = task if name is None else f'{task}/{name}', sizes_of(file_sizes, name)
-        return plain_score(task, stratum, metrics, members, allow_missing=allow_missing, file_sizes=sizes)
+        stratum = task if name is None else f'{task}/{name}'
+        return plain_score(task, stratum, metrics, members, allow_missing=allow_missing)
 
     if not names:
         return plain(None, results)
@@ -114,7 +110,7 @@ def task_score(
     categories = {name: plain(name, members) for name, members in parts.items()}
     return TaskScore(
         task=task,
-        metrics={metric.name: mean_over(categories, metric, results, file_sizes) for metric in metrics},
+        metrics={metric.name: mean_over(categories, metric, results) for metric in metrics},
         num_items=len(results),
         num_unscored=sum(score.num_unscored for score in categories.values()),
         num_shortened=sum(score.num_shortened for score in categories.values()),
@@ -122,18 +118,10 @@ def task_score(
     )
 
 
-def sizes_of(file_sizes: FileSizes | None, category: str | None) -> Ints | None:
-    """Return the sizes of a category's clusters in the data file, empty if all of its items are given."""
-    import numpy as np
-
-    return None if file_sizes is None else file_sizes.get(category, np.zeros(0, np.int64))
-
-
 def mean_over(
     categories: Mapping[str, TaskScore],
     metric: Metric,
     results: Sequence[ItemResult],
-    file_sizes: FileSizes | None = None,
 ) -> Measure:
     """Return a metric's plain mean over categories; absent if it is absent in any of them.
 
@@ -147,8 +135,7 @@ def mean_over(
         return Measure(value=mean([measure.value for measure in measures.values() if measure.value is not None]))
     clusters = {result.category: cluster_number(result) for result in reversed(results) if result.category is not None}
     task = results[0].key.task
-    sizes = {name: found for name in measures if (found := sizes_of(file_sizes, name)) is not None}
-    return mean_over_categories(measures, clusters, stratum=task, bounds=metric.limits, file_sizes=sizes or None)
+    return mean_over_categories(measures, clusters, stratum=task, bounds=metric.limits)
 
 
 def plain_score(
@@ -158,7 +145,6 @@ def plain_score(
     results: Sequence[ItemResult],
     *,
     allow_missing: bool,
-    file_sizes: Ints | None,
 ) -> TaskScore:
     """Return metrics over items, regardless of category; `stratum` is the name of these items in spreads."""
     reason = unscored_reason(results)
@@ -169,7 +155,7 @@ def plain_score(
     return TaskScore(
         task=task,
         metrics={
-            metric.name: compute_metric(metric, scored, clusters, stratum=stratum, file_sizes=file_sizes)
+            metric.name: compute_metric(metric, scored, clusters, stratum=stratum)
             if reason is None
             else Measure(value=None, reason=reason)
             for metric in metrics
@@ -186,12 +172,8 @@ def compute_metric(
     clusters: ClusterNumbers | None = None,
     *,
     stratum: str = '',
-    file_sizes: Ints | None = None,
 ) -> Measure:
-    """Return a metric of scored results. `clusters` has their cluster numbers, uint64 [N].
-
-    `file_sizes` are those of all clusters of the data file, empty if all items are given, None if unknown.
-    """
+    """Return a metric of scored results. `clusters` has their cluster numbers, uint64 [N]."""
     if clusters is None:
         clusters = cluster_numbers(results)
     try:
@@ -210,15 +192,12 @@ def compute_metric(
     if not metric.has_error:
         return Measure(value=mean(known))
     numbers = clusters[[value is not None for value in values]]
-    # An item without a value is left out of the file's part, unless it is a further program of a problem.
-    has_all = len(known) == len(values) or len(known) == len(places_by_problem(results))
     return mean_over_clusters(
         known,
         numbers,
         stratum=stratum,
         task=results[0].key.task,
         bounds=metric.limits,
-        file_sizes=file_sizes if has_all else None,
     )
 
 

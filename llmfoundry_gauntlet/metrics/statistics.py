@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from llmfoundry_gauntlet.types import FileSample, ItemResult, Measure, Spread, Stratum
+from llmfoundry_gauntlet.types import ItemResult, Measure, Spread, Stratum
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.types import ClusterNumbers, Floats, Ints
@@ -48,7 +48,6 @@ def mean_over_clusters(
     stratum: str = '',
     task: str = '',
     bounds: Bounds = UNBOUNDED,
-    file_sizes: Ints | None = None,
 ) -> Measure:
     """Return the mean of items' values with its spread; `clusters` has the number of each item's cluster.
 
@@ -56,7 +55,6 @@ def mean_over_clusters(
     N items, with the sum e of their deviations from the mean, and G clusters. For clusters of the same size, the error
     is the paper's times sqrt(G / (G - 1)). For a single cluster of several items it is the standard deviation of an
     item, as if the items were fully correlated; for a single item it is unknown. Values are within the `bounds`.
-    `file_sizes` are the numbers of items of all clusters in the data file, None if unknown.
     """
     import numpy as np
 
@@ -66,12 +64,10 @@ def mean_over_clusters(
         return Measure(value=center)
     magnitude = max(map(abs, values))
     deviations = without_rounding(np.array(values, np.float64) - center, magnitude)
-    sample = None if file_sizes is None else file_sample(deviations, places, sizes, file_sizes)
     if len(numbers) < 2:
         alone = Stratum(
             name=stratum,
             task=task,
-            sample=sample,
             clusters=np.sort(numbers[0] + np.arange(len(values), dtype=np.uint64)),
             deviations=deviations / math.sqrt(len(values) - 1),
             freedom=1.0,
@@ -89,7 +85,6 @@ def mean_over_clusters(
     found = Stratum(
         name=stratum,
         task=task,
-        sample=sample,
         clusters=numbers,
         deviations=sums / (len(values) - sizes) * math.sqrt((len(numbers) - 1) / len(numbers)),
         freedom=max(1.0, num_effective - 1),
@@ -223,7 +218,6 @@ def mean_over_categories(
     *,
     stratum: str = '',
     bounds: Bounds,
-    file_sizes: Mapping[str, Ints] | None = None,
 ) -> Measure:
     """Return the plain mean over a fixed set of categories; `clusters` has the number of one cluster of each.
 
@@ -245,18 +239,8 @@ def mean_over_categories(
             distance = 0.0
         distances[clusters[name]] = distances.get(clusters[name], 0.0) + distance
     numbers = sorted(distances)
-    sample = None
-    if file_sizes is not None:
-        samples = [spread.strata[0].sample for name in alone if (spread := measures[name].spread) is not None]
-        num_single = len(alone) - len(samples)  # categories with a single item
-        sample = FileSample(
-            sizes=np.concatenate([np.ones(num_single, np.int64), *(one.sizes for one in samples if one is not None)]),
-            file_sizes=np.concatenate([file_sizes[name] for name in alone]),
-            residuals=np.zeros(0),
-        )
     collapsed = Stratum(
         task=stratum,
-        sample=sample,
         name=f'{stratum}: categories of one cluster: {", ".join(alone)}',
         clusters=np.array(numbers, np.uint64),
         deviations=np.array([distances[number] for number in numbers]) / len(alone),
@@ -290,7 +274,6 @@ def merge_strata(strata: Iterable[Stratum]) -> list[Stratum]:
                     deviations=deviations,
                     freedom=min(one.freedom for one in members),
                     is_borrowed=any(one.is_borrowed for one in members),
-                    sample=joined_sample([one.sample for one in members]),
                 )
             ]
         found += members
@@ -299,29 +282,7 @@ def merge_strata(strata: Iterable[Stratum]) -> list[Stratum]:
 
 def scaled(stratum: Stratum, weight: float) -> Stratum:
     """Return the contribution of a stratum to an estimate with this weight."""
-    sample = stratum.sample and replace(stratum.sample, residuals=stratum.sample.residuals * weight)
-    return replace(stratum, deviations=stratum.deviations * weight, sample=sample)
-
-
-def file_sample(deviations: Floats, places: Ints, sizes: Ints, file_sizes: Ints) -> FileSample:
-    """Return the items' part of a data file, given their deviations and the index of each item's cluster."""
-    import numpy as np
-
-    if not len(sizes) < len(places) < file_sizes.sum():  # nothing is left out, or no cluster has two items
-        return FileSample(sizes=sizes, file_sizes=file_sizes, residuals=np.zeros(0))
-    residuals = deviations - (np.bincount(places, deviations) / sizes)[places]
-    order = np.argsort(places, kind='stable')  # the same for all runs over these items
-    return FileSample(sizes=sizes, file_sizes=file_sizes, residuals=residuals[order])
-
-
-def joined_sample(samples: Sequence[FileSample | None]) -> FileSample | None:
-    """Merge samples of the same items of a file; return None if the items differ."""
-    import numpy as np
-
-    known = [one for one in samples if one is not None]
-    if len(known) < len(samples) or not all(np.array_equal(one.sizes, known[0].sizes) for one in known):
-        return None
-    return replace(known[0], residuals=np.sum([one.residuals for one in known], axis=0))
+    return replace(stratum, deviations=stratum.deviations * weight)
 
 
 def variance_shares(measure: Measure) -> dict[str, float]:

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime, timedelta
@@ -26,7 +25,6 @@ from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
 from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version, plain_text
-from llmfoundry_gauntlet.metrics.comparison import spread_of_file
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.metrics.statistics import interval, variance_shares
@@ -34,7 +32,7 @@ from llmfoundry_gauntlet.results.samples import SAMPLES, sample_lines, samples_f
 from llmfoundry_gauntlet.results.token_limits import token_limit_record
 from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.score import NUM_OPTIONS, ScoreTask
-from llmfoundry_gauntlet.types import FileSizes, ItemResult, Measure, TaskScore, TrainingPoint
+from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore, TrainingPoint
 
 FORMAT_VERSION = 1
 RESULTS = 'results.json'
@@ -300,7 +298,7 @@ def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
         'effective_shots': effective_shots(evaluation.results[key]),
         'ended_at_limit': token_limit_record(task, evaluation.results[key]),
         'subset_items': evaluation.data.subset_sizes.get(key),
-        'file_clusters': file_clusters(evaluation.data.file_sizes.get(key, {})),
+        'num_rows': evaluation.data.num_rows.get(key),
         'spec': task.keys,
     }
 
@@ -333,12 +331,6 @@ def effective_shots(results: Sequence[ItemResult]) -> float | None:
     """Return the mean number of shots per prompt after truncation; None for records without this number."""
     known = [result.num_shots for result in results if result.num_shots is not None]
     return fmean(known) if known else None
-
-
-def file_clusters(sizes: FileSizes) -> dict[str, dict[str, int]] | None:
-    """Return, by category ('' if none), the number of clusters of each size in the data file; None without a subset."""
-    counts = {category or '': Counter(found.tolist()) for category, found in sizes.items()}
-    return {category: {str(size): n for size, n in sorted(found.items())} for category, found in counts.items()} or None
 
 
 def score_record(score: TaskScore) -> dict[str, Any]:
@@ -398,7 +390,6 @@ def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
 def measure_record(measure: Measure) -> dict[str, Any]:
     """Return a measure for results.json: its value, standard error and 95 % interval, or why it has no value.
 
-    For a subset, `standard_error_of_file` is the error as an estimate of the value over the whole data files.
     `single_clusters` names tasks and categories with only one cluster, whose part of the error is approximated
     (`is_borrowed` in metrics/statistics.py).
     """
@@ -412,8 +403,6 @@ def measure_record(measure: Measure) -> dict[str, Any]:
         'confidence_interval': interval(measure),
         'degrees_of_freedom': measure.spread.freedom,
     }
-    if (of_file := spread_of_file(measure.spread)) is not None:
-        record['standard_error_of_file'] = of_file.error_with_constant_parts
     if borrowed := [stratum.name for stratum in measure.spread.strata if stratum.is_borrowed]:
         record['single_clusters'] = borrowed
     return record

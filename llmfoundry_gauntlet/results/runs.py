@@ -31,7 +31,7 @@ from llmfoundry_gauntlet.results.report.scores import (
 from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import score_task
-from llmfoundry_gauntlet.types import FileSizes, ItemResult
+from llmfoundry_gauntlet.types import ItemResult
 
 SHOWN_OF_SCORE = ('accuracy', 'consistency_rate')
 MAX_RUNS = 8  # that colours tell apart
@@ -229,23 +229,9 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
         absent={entry['task']: tuple(entry['absent_files']) for entry in (record['score'] or {}).values()},
         subset_sizes={key: entry['subset_items'] for key, entry in asked.items() if entry.get('subset_items')},
         origins={key: entry['data_origin'] for key, entry in asked.items() if entry.get('data_origin')},
-        file_sizes={
-            key: read_file_clusters(entry['file_clusters'])
-            for key, entry in asked.items()
-            if entry.get('file_clusters')
-        },
+        num_rows={key: entry['num_rows'] for key, entry in asked.items() if entry.get('num_rows')},
         digests={key: entry['data_sha256'] for key, entry in asked.items() if 'data_sha256' in entry},
     )
-
-
-def read_file_clusters(record: Mapping[str, Mapping[str, int]]) -> FileSizes:
-    """Return the number of rows of each cluster of a data file by category, from its record."""
-    import numpy as np
-
-    return {
-        category or None: np.repeat([int(size) for size in found], [*found.values()])
-        for category, found in record.items()
-    }
 
 
 def recorded_task(spec: Mapping[str, Any], problems: Problems) -> Task | None:

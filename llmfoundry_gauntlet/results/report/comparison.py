@@ -8,7 +8,6 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.settings import CHAT
 from llmfoundry_gauntlet.errors import ConfigError, RecordError, plural
-from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import WITHOUT_EFFECT, Evaluation, summarize
 from llmfoundry_gauntlet.metrics.comparison import Difference, Trend, difference, holm, trend
 from llmfoundry_gauntlet.metrics.consistency import NO_ITEMS, PerturbationScore
@@ -212,24 +211,10 @@ def rescored(run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], *
         if items.keys or isinstance(asked.tasks[key], ScoreTask)
     }
     absent = {key: items.reason for key, items in common.items() if items.reason is not None}
-    data = replace(with_same_subsets(runs, common), unsupported={**asked.data.unsupported, **absent})
+    data = replace(asked.data, unsupported={**asked.data.unsupported, **absent})
     evaluation = summarize(data, asked.tasks, results, {}, allow_missing=allow_missing)
     ran = {key for one in runs for key in one.results}
     return without_partial_averages(evaluation, ran - {key for key, items in common.items() if items.keys})
-
-
-def with_same_subsets(runs: Sequence[Run], common: Mapping[str, CommonItems]) -> EvaluationData:
-    """Return the first run's data. Which part of its file a task's items are is known if all runs have the same."""
-    data = runs[0].data
-    unknown = {
-        key: len(items.keys)
-        for key, items in common.items()
-        if {items.num_shared} != {*items.num_items}
-        or len({(run.data.digests.get(key), run.data.subset_sizes.get(key)) for run in runs}) > 1
-        or (key not in data.subset_sizes and len(items.keys) < items.num_shared)
-    }
-    file_sizes = {key: sizes for key, sizes in data.file_sizes.items() if key not in unknown}
-    return replace(data, subset_sizes={**data.subset_sizes, **unknown}, file_sizes=file_sizes)
 
 
 def without_partial_averages(evaluation: Evaluation, left_out: set[str]) -> Evaluation:

@@ -49,9 +49,7 @@ def lm_eval_record(evaluation: Run) -> dict[str, Any]:
         'versions': dict.fromkeys(scores, record.get('package_version')),
         'n-shot': {names[key]: num_shots(key) for key in tasks},
         'higher_is_better': {task: dict.fromkeys(found, True) for task, found in scores.items()},
-        'n-samples': {
-            names[key]: counts_of(task, record['tasks'][key].get('file_clusters')) for key, task in tasks.items()
-        },
+        'n-samples': {names[key]: counts_of(task, record['tasks'][key].get('num_rows')) for key, task in tasks.items()},
         'config': {
             'model': model.get('class'),
             'model_args': f'pretrained={name}',
@@ -118,8 +116,6 @@ def config_of(name: str, key: str, task: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def counts_of(task: TaskRecord, file_clusters: Mapping[str, Mapping[str, int]] | None) -> dict[str, int]:
-    """Return the number of rows of a task's file, which `file_clusters` of a subset counts, and of scored items."""
-    clusters = [(int(size), count) for sizes in (file_clusters or {}).values() for size, count in sizes.items()]
-    num_rows = sum(size * count for size, count in clusters) or task.num_items
-    return {'original': num_rows, 'effective': task.num_items - task.num_unscored}
+def counts_of(task: TaskRecord, num_rows: int | None) -> dict[str, int]:
+    """Return the number of rows of a task's file, or of its items if that is unknown, and of scored items."""
+    return {'original': num_rows or task.num_items, 'effective': task.num_items - task.num_unscored}

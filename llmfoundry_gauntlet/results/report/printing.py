@@ -56,12 +56,11 @@ NO_COMPOSITE = 'composites over tasks without a score are absent'
 NO_DIFFERENCE = 'no error, as every item changed alike or not at all'
 SIGNED = '{:+.3f}'.format
 TARGETS_LEGEND = (
-    'error: standard error of the average, at most so much above that of all items; of the files: its distance from '
-    'the average of all items. MDE: the smallest difference that two runs will show (80 % power), if they agree by '
-    'chance only; paired runs of similar models show smaller ones'
+    'error: standard error of the average, at most so much above that of all items. MDE: the '
+    'smallest difference that two runs will show (80 % power), if they agree by chance only; paired runs of similar '
+    'models show smaller ones'
 )
-DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items', 'is_of_file')
-OF_FILE = 'the same subset in both runs, so error, p and MDE are of the whole files, not of other items'
+DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items')
 SIDES = ('first', 'second')  # of a comparison
 
 
@@ -290,10 +289,7 @@ def difference_table(
             rows.append(TableRow(name=name, cells=cells, is_bold=kind == 'composites'))
         parts.append(by_size(rows, 0 if difference_first else 2))
     every = {name: one for group in comparison.groups.values() for name, one in group.items()}
-    of_file = [name for name, one in every.items() if one.is_of_file]
     notes = absences((name, one.difference) for name, one in every.items())
-    if of_file:
-        notes.append(f'{OF_FILE}: {", ".join(of_file)}')
     composites = comparison.groups['composites']
     shares = {name: variance_shares(composites[name].difference) for name in comparison.averages if name in composites}
     return Table(
@@ -402,11 +398,11 @@ def print_estimate(estimate: Estimate, form: str = 'table') -> None:
 def targets_table(estimate: Estimate) -> Table:
     """Return what subsets by precision target take and give."""
     columns = [Column('items', count_cell), Column('seconds', '{:.1f}'.format)]
-    columns += [Column(name, '{:.4f}'.format) for name in ('error', 'of the files', 'MDE')]
+    columns += [Column(name, '{:.4f}'.format) for name in ('error', 'MDE')]
     rows = [
         TableRow(
             name=f'{100 * one.share:g}%' if one.share else 'all items',
-            cells=[one.num_items, one.seconds, one.standard_error, one.standard_error_of_file, one.detectable],
+            cells=[one.num_items, one.seconds, one.standard_error, one.detectable],
         )
         for one in estimate.targets
     ]

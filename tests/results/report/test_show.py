@@ -290,7 +290,7 @@ def test_lm_evals_format_has_its_metrics_settings_and_names(shown, run: Path):
         tasks['lines/5-shot'] = {**tasks[LINES], 'metrics': {'InContextLearningLMAccuracy': {'value': 0.25}}}
         tasks['programs/0-shot'] = {**tasks[LINES], 'metrics': {'PassAt10': {'value': 0.5, 'standard_error': 0.1}}}
         tasks['absent/0-shot'] = {'reason': 'no sandbox'}
-        tasks[RIDDLES].update(num_unscored=2, file_clusters={'': {'1': 30, '5': 2}})
+        tasks[RIDDLES].update(num_unscored=2, num_rows=40)
     found = json.loads(shown(run, form='lm-eval'))
     types = dict.fromkeys(('choices', 'topics'), 'multiple_choice')
     types |= {'lines_0-shot': 'loglikelihood', 'riddles': 'generate_until'}

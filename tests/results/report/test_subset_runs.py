@@ -1,9 +1,7 @@
-"""Runs of a subset: errors about the whole files in results.json, and in `gauntlet compare` of the same subset."""
+"""Runs of a subset: what results.json says of it, and `gauntlet compare` of the same subset."""
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,8 @@ from recorded_runs import (
     LINES,
     RIDDLES,
     ROWS,
+    SIZES,
     TOPICS,
-    accuracy_of,
     answers_of,
     copy_run,
     edited,
@@ -53,18 +51,12 @@ def subsets(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, P
     return found
 
 
-def test_a_subset_records_both_errors_and_the_clusters_of_its_files(subsets):
+def test_a_subset_records_how_many_rows_its_files_have(subsets):
     record = record_of(subsets['a'])
-    clusters = {key: record['tasks'][key]['file_clusters'] for key in ROWS}
-    assert clusters[RIDDLES] == {'': {'1': 7}} and record['config']['subset_version'] == 2
-    assert clusters[CHOICES] == {'': {'1': 2, '2': 1, '3': 1, '5': 1}}  # questions on five passages
-    assert clusters[LINES] == {'': {'1': 7, '2': 1}}  # two lines have one context
-    sizes = {name: sum(int(size) * n for size, n in of.items()) for name, of in clusters[TOPICS].items()}
-    assert sizes == {'a': 4, 'b': 7, 'c': 3}
-    riddles = accuracy_of(record, RIDDLES)
-    assert riddles['standard_error_of_file'] == pytest.approx(riddles['standard_error'] * math.sqrt(1 / 7))
-    measures = [accuracy_of(record, key) for key in ROWS] + [*record['composites']['averages'].values()]
-    assert all(0 < one['standard_error_of_file'] < one['standard_error'] for one in measures)
+
+    assert {key: record['tasks'][key]['num_rows'] for key in ROWS} == SIZES
+    assert {record['tasks'][key]['subset_items'] for key in ROWS} == {NUM_ITEMS}
+    assert record['config']['subset_version'] == 2
 
 
 def test_shares_of_the_variance_are_recorded_for_composites(subsets):
@@ -75,10 +67,11 @@ def test_shares_of_the_variance_are_recorded_for_composites(subsets):
     assert composites['averages']['core']['variance_shares'].keys() == ROWS.keys()
 
 
-def test_a_whole_run_has_one_error(subsets):
+def test_a_whole_run_is_no_subset(subsets):
     record = record_of(subsets['whole'])
-    assert 'standard_error_of_file' not in json.dumps(record) and 'subset_version' not in record['config']
-    assert record['tasks'][CHOICES]['file_clusters'] is None
+
+    assert 'subset_version' not in record['config']
+    assert record['tasks'][CHOICES]['subset_items'] is None
 
 
 def test_recomputed_results_of_a_subset_are_identical(subsets, tmp_path: Path):
@@ -86,32 +79,25 @@ def test_recomputed_results_of_a_subset_are_identical(subsets, tmp_path: Path):
     assert files_of(tmp_path / 'again') == files_of(subsets['a'])
 
 
-def test_runs_of_the_same_subset_are_compared_over_the_whole_files(subsets, compared, gauntlet):
-    (found,) = compared(subsets['a'], subsets['b'])
-    assert all(one['is_of_file'] for kind in ('tasks', 'composites') for one in found[kind].values())
-    scores = [[sample['score'] for sample in samples_of(subsets[name], RIDDLES)] for name in 'ab']
-    changes = [b - a for a, b in zip(*scores, strict=True)]
+def test_runs_of_the_same_subset_are_compared_by_the_error_over_all_items_that_could_be_asked(subsets, compared):
+    scores_of_a, scores_of_b = ([sample['score'] for sample in samples_of(subsets[name], RIDDLES)] for name in 'ab')
+    changes = [of_b - of_a for of_a, of_b in zip(scores_of_a, scores_of_b, strict=True)]
     assert any(changes)
-    expected = usual_error(changes) * math.sqrt(1 / 7)
-    assert found['tasks'][RIDDLES]['difference']['standard_error'] == pytest.approx(expected)
-    _, out, _ = gauntlet('compare', subsets['a'], subsets['b'], '--format', 'markdown')
-    assert 'are of the whole files' in out
+
+    (found,) = compared(subsets['a'], subsets['b'])
+
+    # 6 of 7 riddles are asked, which makes the error no smaller.
+    assert found['tasks'][RIDDLES]['difference']['standard_error'] == pytest.approx(usual_error(changes))
 
 
-@pytest.mark.parametrize('other', ['whole', 'another file', 'other items', 'an older record'])
-def test_other_runs_are_compared_over_other_items(subsets, compared, tmp_path: Path, other: str):
-    second = subsets['whole']
-    if other != 'whole':
-        row = samples_of(subsets['b'], RIDDLES)[0]['row']
-        second = copy_run(subsets['b'], tmp_path / 'b', without={RIDDLES: [row]} if other == 'other items' else None)
-    first = copy_run(subsets['a'], tmp_path / 'a')
-    for folder in (first, second) if other == 'an older record' else ():
-        with edited(folder) as record:
-            del record['tasks'][RIDDLES]['file_clusters']
-    if other == 'another file':
-        with edited(second) as record:
-            record['tasks'][RIDDLES]['data_sha256'] = 'ab' * 32
-    (found,) = compared(first, second)
-    assert not found['tasks'][RIDDLES]['is_of_file']
-    assert not found['composites']['reading']['is_of_file']  # which it is a part of
-    assert found['tasks'][CHOICES]['is_of_file'] == (other != 'whole')
+def test_results_with_the_errors_and_clusters_of_whole_files_are_read(subsets, compared, tmp_path: Path):
+    """Development versions before 0.2 wrote them."""
+    older = copy_run(subsets['a'], tmp_path / 'a')
+    with edited(older) as record:
+        task = record['tasks'][RIDDLES]
+        task['file_clusters'] = {'': {'1': 7}}
+        del task['num_rows']
+        for measure in task['metrics'].values():
+            measure['standard_error_of_file'] = 0.01
+
+    assert compared(older, subsets['b'])[0]['tasks'] == compared(subsets['a'], subsets['b'])[0]['tasks']
