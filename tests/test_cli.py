@@ -65,7 +65,7 @@ def test_the_commands_of_the_readme_work_in_any_folder(elsewhere: Path, gauntlet
     assert '57 tasks' in out and '7 categories' in out and 'rows of 58 tasks' in out and 'no errors' in out
     for words in (('validate', '--tasks', TASKS, '--no-data'), ('validate', '--gauntlet', GAUNTLET)):
         assert gauntlet(*words)[0] == 0
-    assert gauntlet('export', *sources[:2], '--limit', 2, '--out', 'requests.jsonl')[0] == 0
+    assert gauntlet('export', *sources[:2], '--subset-items', 2, '--out', 'requests.jsonl')[0] == 0
     assert (elsewhere / 'requests.jsonl').is_file()
     status, _, err = gauntlet('validate', '--tasks', TASKS, '--data-root', 'data')
     assert status == 1 and 'below data:' in err and 'eval_data' not in err  # which does not replace it
@@ -169,14 +169,14 @@ def test_without_tasks_run_evaluates_the_named_part_of_the_gauntlet(gauntlet: Ga
     """commonsense_reasoning is not whole, so that its category and the averages are left out."""
 
     def record_of(*words: str) -> dict[str, Any]:
-        words += ('--max-seq-len', '64', '--limit', '2', '--out', str(tmp_path / words[1]), '--overwrite')
+        words += ('--max-seq-len', '64', '--subset-items', '2', '--out', str(tmp_path / words[1]), '--overwrite')
         assert gauntlet('run', *ON_CPU, '--data-root', DATA, *words)[0] == 0
         return json.loads((tmp_path / words[1] / 'results.json').read_text())
 
     record = record_of('--only', 'copa, world_knowledge', '--missing', 'skip')
     assert len(record['tasks']) == 8 and {'copa/0-shot', 'mmlu/10-shot'} < record['tasks'].keys()
     assert list(record['composites']['categories']) == ['world_knowledge'] and record['composites']['averages'] == {}
-    record = record_of('--only', 'copa/0-shot', '--shots', '3')
+    record = record_of('--only', 'copa/0-shot', '--num-fewshot', '3')
     assert list(record['tasks']) == ['copa/3-shot'] and record['composites'] is None
 
 

@@ -57,7 +57,7 @@ def test_requests_with_a_hidden_token_run_in_padded_rows(prepared, character_tok
 
 @pytest.mark.parametrize(('wanted', 'own', 'asked'), [(3, 200, 3), (300, 200, 200), (None, 200, 200), (3, None, 3)])
 def test_the_smaller_of_two_subset_sizes_counts(wanted, own, asked):
-    """Mutation: the dataset's own one, which hid --limit for every shipped SCORE file."""
+    """Mutation: the dataset's own one, which hid --subset-items for every shipped SCORE file."""
     score = [{'dataset': 'math', 'subset_items': own}]
     data = load_data(decode_settings({'score': score, 'data_root': str(ROOT / 'eval_data'), 'subset_items': wanted}))
     (task,) = data.tasks.values()

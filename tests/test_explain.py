@@ -73,7 +73,9 @@ def test_the_prompt_is_shown_with_visible_white_space(gauntlet, write_jsonl, tmp
     assert status == 0
     assert 't/0-shot  (language_modeling)' in out
     assert '     context │ a⇥\tb↵\n             │ ·c\ncontinuation │ d\n' in out
-    _, out, _ = gauntlet('explain', 't', '--shots', 1, '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path)
+    _, out, _ = gauntlet(
+        'explain', 't', '--num-fewshot', 1, '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path
+    )
     assert 't/1-shot' in out
     assert '       shots │ e⇥\tf↵\n             │ ·g·d\n' in out
 
@@ -168,7 +170,7 @@ def test_lost_spaces_and_a_second_bos_give_warnings(gauntlet, tmp_path: Path):
 
 
 def test_variants_of_score_are_explained(gauntlet):
-    score = ('--score', ROOT / 'yamls' / 'score' / 'mmlu_pro.yaml', '--data-root', DATA, '--shots', 0)
+    score = ('--score', ROOT / 'yamls' / 'score' / 'mmlu_pro.yaml', '--data-root', DATA, '--num-fewshot', 0)
     status, out, err = gauntlet('explain', 'score_mmlu_pro', *score, '--variant', 'option_order:B')
     assert status == 0, err
     assert 'variant  option_order:B' in out

@@ -37,7 +37,7 @@ The Mosaic Eval Gauntlet and SCORE. Getting started:
   gauntlet explain copa --row 3         show the exact prompt of one item and its scoring
   gauntlet data fetch --to data         download the published data of all tasks
   gauntlet run --model MODEL --data-root data --out runs/model
-                                        evaluate a model; --only copa,safety and --limit 100 for a first look
+                                        evaluate a model; --only copa,safety and --subset-items 100 for a first look
   gauntlet report runs/model            write a page with all scores, errors and samples
 
 In training, add the callback eval_gauntlet: composer -n 2 -m llmfoundry_gauntlet train FILE.yaml

@@ -57,7 +57,7 @@ def explain(
     context: typer.Context,
     task: Annotated[str, typer.Argument(help='Label of a task, as in `gauntlet ls`.')],
     row: Annotated[int, typer.Option(help='Row of its data, from 0 as in samples files.')] = 0,
-    shots: Annotated[int | None, typer.Option(help="Number of shots. Default: the task's.")] = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="Number of shots. Default: the task's.")] = None,
     model: Annotated[
         str | None, typer.Option(help='Hugging Face folder or name, or Composer checkpoint; shows the tokens.')
     ] = None,
@@ -74,21 +74,23 @@ def explain(
 
     gauntlet explain boolq --row 3
 
-    gauntlet explain gsm8k --row 0 --shots 2 --model MODEL --answer 'It is 4. #### 4'
+    gauntlet explain gsm8k --row 0 --num-fewshot 2 --model MODEL --answer 'It is 4. #### 4'
     """
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.evaluation.suite import load_suite
 
     check_options(context, needs=NEEDS)
     source = None if score is not None and tasks is None else tasks or GAUNTLET_TASKS
-    settings = decode_settings({'tasks': source, 'score': score, **given, **settings_of(given, CHAT)}, 'explain')
-    found = find_task(load_suite(source, None, score, is_partial=tasks is None), task, shots)
+    settings = decode_settings(
+        {'tasks': source, 'score': score, **given, **settings_of(given, CHAT)}, 'gauntlet explain'
+    )
+    found = find_task(load_suite(source, None, score, is_partial=tasks is None), task, num_fewshot)
     found = found.with_settings(settings)
     examples = found.read(settings.data_root).examples
     asked = find_item(found, examples, row, file=file, variant=variant)
     num_shots = len(asked[1])
-    if shots is not None and shots > num_shots:
-        raise ConfigError(f'--shots is {shots}; allowed: 0 to {num_shots}, the number of other rows')
+    if num_fewshot is not None and num_fewshot > num_shots:
+        raise ConfigError(f'num_fewshot is {num_fewshot}; allowed: 0 to {num_shots}, the number of other rows')
     show_item(found, asked, examples)
     if model is not None:
         show_tokens(tokenized_by(model, found, asked, examples, settings), all_tokens=all_tokens)
@@ -105,10 +107,10 @@ def find_task(suite: Suite, label: str, num_shots: int | None) -> Task:
     if found is None:
         raise ConfigError(f'{label}: no such task{suggestion(label, [task.label for task in suite.tasks])}')
     if num_shots is not None and num_shots < 0:
-        raise ConfigError(f'--shots is {num_shots}; allowed: 0 or more')
+        raise ConfigError(f'num_fewshot is {num_shots}; allowed: 0 or more')
     if num_shots and not found.has_shots:
         raise ConfigError(
-            f'--shots is {num_shots}; allowed: 0, as tasks of the type {found.icl_task_type} have no shots'
+            f'num_fewshot is {num_shots}; allowed: 0, as tasks of the type {found.icl_task_type} have no shots'
         )
     return found if num_shots is None else replace(found, num_fewshot=(num_shots,))
 

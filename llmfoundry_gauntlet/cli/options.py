@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from inspect import Parameter, Signature, signature
@@ -17,22 +16,17 @@ from typer import Option
 from typer.core import TyperCommand
 
 from llmfoundry_gauntlet.config.resources import PACKAGE
-from llmfoundry_gauntlet.errors import ConfigError, GauntletError
+from llmfoundry_gauntlet.errors import Collected, ConfigError
 
 OptionNames = tuple[str, ...]
 Function = TypeVar('Function', bound=Callable[..., None])
 NOTHING: Mapping[str, OptionNames] = {}
 DEFAULTS = ('DEFAULT', 'DEFAULT_MAP')  # click's parameter sources for values that the user did not give
-SETTINGS = {
-    'limit': 'subset_items',
-    'shots': 'num_fewshot',
-    'fsdp': 'fsdp_config',
-    'logger': 'loggers',
-}  # options whose settings have other names
-LISTS = ('only', 'log')  # options that are lists, separated by commas
-# Matches the beginning of a message about a setting or an argument, after the name of a command or a function.
-COMMANDS = 'run|export|explain|watch|data check|evaluate|eval_gauntlet'
-ABOUT_SETTING = re.compile(rf'(?:(?:{COMMANDS}): )?(\w+)(?:: |(?= is | has | needs ))')
+IN_JSON = {  # settings that are mappings, and what each may be
+    'chat_template_kwargs': '{"enable_thinking": false}',
+    'fsdp_config': '{"sharding_strategy": "FULL_SHARD"}, or {} for the defaults',
+}
+LISTS = ('only', 'loggers', 'log')  # settings that are lists, separated by commas
 
 CHECK_FAILED, MISTAKE, BROKEN = 1, 2, 3  # exit statuses
 GAUNTLET_TASKS = PACKAGE / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml'
@@ -44,8 +38,8 @@ SELECTION = (
     'gauntlet',
     'data_root',
     'only',
-    'shots',
-    'limit',
+    'num_fewshot',
+    'subset_items',
     'missing',
     'semantics',
     'fewshot',
@@ -54,7 +48,7 @@ SELECTION = (
 INPUTS = (*SELECTION, 'reasoning_markers', 'sandbox', 'log_prompts')
 RUNNING = ('max_seq_len', 'tokens_per_batch', 'truncation', 'time_budget')
 CHAT = ('apply_chat_template', 'chat_template_kwargs', 'system_prompt', 'fewshot_as_turns')
-MODEL = ('tokenizer', 'model_config', 'dtype', 'trust_remote_code', 'device', 'precision', 'fsdp')
+MODEL = ('tokenizer', 'model_config', 'dtype', 'trust_remote_code', 'device', 'precision', 'fsdp_config')
 
 
 class OutputFormat(StrEnum):
@@ -80,8 +74,10 @@ class Options:
     gauntlet: Path | None = Option(None, help='YAML file of categories and averages (top key eval_gauntlet).')
     data_root: str = Option('eval_data', help='Folder that data file paths are relative to.')
     only: str | None = Option(None, help='Labels of tasks and categories to run, separated by commas. Default: all.')
-    shots: int | None = Option(None, help="Number of shots of every task. Default: each task's own.")
-    limit: int | None = Option(None, help='Maximum number of items per task; always the same items.')
+    num_fewshot: int | None = Option(None, help="Number of shots of every task. Default: each task's own.")
+    subset_items: int | None = Option(
+        None, '--subset-items', '--limit', help='Maximum number of items per task; always the same items.'
+    )
     missing: str = Option('error', help='error, or skip: leave out tasks without a data file and composites over them.')
     tokenizer: str | None = Option(None, help="Replaces the model's own.")
     model_config: str | None = Option(None, help="Replaces the model's own.")
@@ -107,7 +103,10 @@ class Options:
     tokens_per_batch: str = Option('auto', help='Tokens per batch, or auto.')
     device: str | None = Option(None, help='cpu or gpu. Default: gpu if available.')
     precision: str | None = Option(None, help='fp32, amp_bf16 or amp_fp16.')
-    fsdp: bool = Option(False, '--fsdp', help='Shard the model over the ranks, which torchrun or composer starts.')
+    fsdp_config: str | None = Option(
+        None,
+        help='Shard the model over the ranks, which torchrun or composer starts: keys of FSDPConfig in JSON, or {}.',
+    )
     semantics: str = Option('corrected', help="corrected, or reference to reproduce llm-foundry's scores.")
     truncation: str | None = Option(None, help='Truncation of long prompts: drop_shots or reference.')
     fewshot: str = Option('reference', help='reference, or fixed: the same shots for all items of a task.')
@@ -121,10 +120,10 @@ class Options:
         None,
         help="The smallest subset with which an average's error is at most this much above that of all items: '5%'.",
     )
-    logger: list[str] | None = Option(None, help='Also log to wandb, mlflow or tensorboard; may be repeated.')
+    loggers: str | None = Option(None, help='Also log to these of wandb, mlflow and tensorboard, separated by commas.')
     log: str = Option(
         'accuracy,errors,composites,score',
-        help='With --logger: what to log of accuracy, errors, composites, score and metrics.',
+        help='With --loggers: what to log of accuracy, errors, composites, score and metrics.',
     )
     log_prompts: bool = Option(False, '--log-prompts', help='Write prompts and choices into the samples files.')
     allow_missing: bool = Option(
@@ -144,22 +143,22 @@ def takes(*names: str) -> Callable[[Function], Function]:
     """Give a command these options, as `**given`, and those that its keyword-only parameters name."""
 
     def add(command: Function) -> Function:
-        own = signature(command, eval_str=True).parameters.values()
-        taken = {*names, *(one.name for one in own if one.kind is one.KEYWORD_ONLY)}
-        options = [
+        parameters = signature(command, eval_str=True).parameters.values()
+        of_command = [parameter for parameter in parameters if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        named = [parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
+        shared = [
             Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(Options, name), annotation=hint)
             for name, hint in get_type_hints(Options).items()
-            if name in taken
+            if name in names or name in named
         ]
-        others = [one for one in own if one.kind is one.POSITIONAL_OR_KEYWORD]
-        command.__signature__ = Signature([*others, *options])  # type: ignore[attr-defined]
+        command.__signature__ = Signature([*of_command, *shared])  # type: ignore[attr-defined]
         return command
 
     return add
 
 
 class CliCommand(TyperCommand):
-    """A command whose error messages name options (`--limit`) instead of settings (`subset_items`)."""
+    """A command that names every missing argument and option at once."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raise ConfigError with every required one that is missing."""
@@ -168,29 +167,22 @@ class CliCommand(TyperCommand):
         except typer.BadParameter as error:
             if type(error).__name__ != 'MissingParameter':  # of click, or of typer's copy of it
                 raise
-            with self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True) as found:
-                missing = [one for one in self.params if one.required and found.params[one.name] in (None, ())]
-            names = [
-                one.opts[0] if one.param_type_name == 'option' else one.metavar or one.name.upper() for one in missing
-            ]
+            # Click stops at the first one; parsing again without its checks shows them all.
+            with self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True) as parsed:
+                missing = [
+                    parameter
+                    for parameter in self.params
+                    if parameter.required and parsed.params[parameter.name] in (None, ())
+                ]
+            names = [name_as_typed(parameter) for parameter in missing]
             raise ConfigError([f'{name}: is missing; see {ctx.command_path} --help' for name in names]) from error
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command, renaming settings in errors."""
-        flags = flags_of(self.params)
-        flags.update({SETTINGS[name]: flag for name, flag in flags.items() if name in SETTINGS})
-        try:
-            return super().invoke(ctx)
-        except GauntletError as error:
-            raise type(error)([with_flag(problem, flags) for problem in error.problems]) from error
 
-
-def with_flag(problem: str, flags: Mapping[str, str]) -> str:
-    """Replace the setting at the beginning of a problem, if any, by its option."""
-    about = ABOUT_SETTING.match(problem)
-    if about is None or about[1] not in flags:
-        return problem
-    return f'{flags[about[1]]}: {problem[about.end() :].lstrip()}'
+def name_as_typed(parameter: Any) -> str:
+    """Return the name of an option, or of an argument as in the help text."""
+    if parameter.param_type_name == 'option':
+        return str(parameter.opts[0])
+    return str(parameter.metavar or parameter.name.upper())
 
 
 def flags_of(parameters: Iterable[Any]) -> dict[str, str]:
@@ -199,22 +191,34 @@ def flags_of(parameters: Iterable[Any]) -> dict[str, str]:
 
 
 def settings_of(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the given values of these options as evaluation settings."""
-    settings = {SETTINGS.get(name, name): given[name] for name in names if name in given}
+    """Return the given values of these options as evaluation settings, which have the same names.
+
+    Raise ConfigError with every value that should be JSON and is not.
+    """
+    settings = {name: given[name] for name in names if name in given}
     if str(settings.get('tokens_per_batch')).isdecimal():
         settings['tokens_per_batch'] = int(settings['tokens_per_batch'])
-    if 'fsdp_config' in settings:
-        settings['fsdp_config'] = {} if settings['fsdp_config'] else None
-    if settings.get('chat_template_kwargs') is not None:
-        settings['chat_template_kwargs'] = from_json('chat_template_kwargs', settings['chat_template_kwargs'])
-    if settings.get('reasoning_markers') == ['none']:
-        settings['reasoning_markers'] = []
-    elif not settings.get('reasoning_markers', True):
-        settings['reasoning_markers'] = None
+    if 'reasoning_markers' in settings:
+        settings['reasoning_markers'] = markers_of(settings['reasoning_markers'])
     for name in LISTS:
         if settings.get(name) is not None:
             settings[name] = [entry.strip() for entry in settings[name].split(',')]
+    if 'loggers' in settings:
+        settings['loggers'] = dict.fromkeys(settings['loggers'] or ())  # without arguments
+    collected = Collected()
+    for name in IN_JSON:
+        if settings.get(name) is not None:
+            with collected:
+                settings[name] = from_json(name, settings[name])
+    collected.raise_all()
     return settings
+
+
+def markers_of(given: Sequence[str] | None) -> list[str] | None:
+    """Return the setting `reasoning_markers`: None for the known ones, [] for 'none'."""
+    if not given:
+        return None
+    return [] if given == ['none'] else list(given)
 
 
 def from_json(name: str, text: str) -> Any:
@@ -223,8 +227,7 @@ def from_json(name: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(
-            f'{name}: is {text!r}, which is not JSON ({error}); '
-            'allowed: a mapping such as \'{"enable_thinking": false}\''
+            f'{name}: is {text!r}, which is not JSON ({error}); allowed: a mapping such as {IN_JSON[name]}'
         ) from error
 
 

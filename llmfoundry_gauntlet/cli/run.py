@@ -33,15 +33,16 @@ File = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar='KEY=VALUE', help='Values that override those in the file.')
 ]
-OF_MODELS = (*MODEL, 'revision', 'adapter', *CHAT, *RUNNING, 'resume', 'repair_journal', 'log')
-OF_MODELS_ALONE = (*OF_MODELS, 'logger', 'dry_run')
+OF_MODELS = (*MODEL, 'revision', 'adapter', *CHAT, *RUNNING, 'resume', 'repair_journal', 'loggers', 'log')
+OF_MODELS_ALONE = (*OF_MODELS, 'dry_run')
 EXCLUDES = {  # for each option, the options that have no effect with it
     'model': ('allow_missing',),
     'outputs': OF_MODELS_ALONE,
     'recorded': (*(name for name in INPUTS if name != 'gauntlet'), *OF_MODELS_ALONE),
-    'dry_run': ('time_budget', 'logger', 'log', 'resume', 'repair_journal'),
+    'dry_run': ('time_budget', 'loggers', 'log', 'resume', 'repair_journal'),
 }
-NEEDS = {'repair_journal': ('resume',), 'log': ('logger',)}
+NEEDS = {'repair_journal': ('resume',), 'log': ('loggers',)}
+SOURCE = 'gauntlet run'  # of settings, in messages
 
 
 @takes(*INPUTS, *OF_MODELS)
@@ -52,7 +53,6 @@ def run(
     model: str | None,
     outputs: Path | None,
     recorded: Path | None,
-    logger: list[str] | None,
     allow_missing: bool,
     overwrite: bool,
     dry_run: bool,
@@ -63,7 +63,7 @@ def run(
 
     Without --tasks and --score: the Gauntlet v0.1.
 
-    gauntlet run --model MODEL --only hellaswag,copa,world_knowledge --limit 100 --out runs/first_look
+    gauntlet run --model MODEL --only hellaswag,copa,world_knowledge --subset-items 100 --out runs/first_look
 
     gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --data-root data --out runs/demo/eval
 
@@ -90,14 +90,16 @@ def run(
     with collected:
         settings = inputs_of(given)
     if model is not None:
-        settings.update(out=out, overwrite=overwrite, loggers=dict.fromkeys(logger or ()))
+        settings.update(out=out, overwrite=overwrite)
         with collected:
             settings.update(settings_of(given, OF_MODELS))
         with collected, exit_on_signals(nothing_written):
             check_model(model, settings)
-    if collected.errors and recorded is None:
         with collected:
-            check_everything(model, settings)
+            check_settings(model, settings)
+    if collected.errors and recorded is None:  # else the files are checked where they are read
+        with collected:
+            check_files(settings)
     collected.raise_all()
     try:
         if recorded is not None and out is not None:
@@ -136,28 +138,41 @@ def check_model(model: str, settings: Mapping[str, Any]) -> None:
         find_model(model, revision=settings.get('revision'))
 
 
-def check_everything(model: str | None, settings: Mapping[str, Any]) -> None:
-    """Check all settings, tasks and data without torch, for the other errors of a run that cannot start.
+def check_settings(model: str, settings: Mapping[str, Any]) -> None:
+    """Check the settings of an evaluation of a model, without torch and without the files that they name.
+
+    Raise ConfigError with every problem found.
+    """
+    from llmfoundry_gauntlet.config.run import OF_RUN, decode_run
+    from llmfoundry_gauntlet.config.settings import decode_settings
+
+    collected = Collected()
+    # Options without effect are reported already.
+    repair_journal = settings.get('repair_journal') and settings.get('resume')
+    values = {'model': model, **settings, 'repair_journal': bool(repair_journal)}
+    _, problems = decode_run(values, SOURCE)
+    if problems:
+        collected.add(ConfigError(problems))
+    with collected:
+        decode_settings({key: value for key, value in settings.items() if key not in OF_RUN}, SOURCE)
+    collected.raise_all()
+
+
+def check_files(settings: Mapping[str, Any]) -> None:
+    """Check tasks, data and the folder for records, for the other errors of a run that cannot start.
 
     Raise GauntletError with every problem found.
     """
-    from llmfoundry_gauntlet.config.run import OF_RUN, decode_run
+    from llmfoundry_gauntlet.config.run import OF_RUN
     from llmfoundry_gauntlet.evaluation.inputs import load_inputs
     from llmfoundry_gauntlet.results.files import check_out
 
     collected = Collected()
-    if model is not None:
-        # Options without effect are reported already.
-        repair_journal = settings.get('repair_journal') and settings.get('resume')
-        values = {'model': model, **settings, 'repair_journal': bool(repair_journal)}
-        _, problems = decode_run(values, 'evaluate')
-        if problems:
-            collected.add(ConfigError(problems))
-        if settings.get('out') is not None:
-            with collected:
-                check_out(settings['out'], overwrite=settings['overwrite'], resume=settings.get('resume', False))
+    if settings.get('out') is not None:  # of a model
+        with collected:
+            check_out(settings['out'], overwrite=settings['overwrite'], resume=settings.get('resume', False))
     with collected:
-        load_inputs({key: value for key, value in settings.items() if key not in OF_RUN}, 'evaluate')
+        load_inputs({key: value for key, value in settings.items() if key not in OF_RUN}, SOURCE)
     collected.raise_all()
 
 
@@ -195,7 +210,7 @@ def score_outputs(
     with collected:
         check_out(out, overwrite=overwrite)
     with collected:
-        data = load_inputs({**settings, 'save_folder': str(out)}, 'run')
+        data = load_inputs({**settings, 'save_folder': str(out)}, SOURCE)
     with collected:
         answers = read_answers(outputs)
     collected.raise_all()
@@ -249,7 +264,7 @@ def export(
         raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
     check_options(context, needs={'gauntlet': ('precision_target', 'only')})
     settings = {**inputs_of(given), **settings_of(given, CHAT)}
-    data = load_inputs(settings, 'export')
+    data = load_inputs(settings, 'gauntlet export')
     print_warnings(data.warnings)
     encoder = None
     if tokenizer is not None:

@@ -153,7 +153,7 @@ def check_arguments(values: Mapping[str, Any]) -> Arguments:
     with collected:
         settings = {name: value for name, value in values.items() if name in SETTINGS}
         settings['save_folder'] = None if run is None or problems else run.out
-        data = load_inputs(settings)
+        data = load_inputs(settings, 'evaluate')
         gauntlet = Gauntlet.from_data(data, run_name=None if run is None else run.run_name)
     collected.raise_all()
     assert run is not None and hardware is not None and gauntlet is not None

@@ -101,11 +101,11 @@ def check_watch_options(options: WatchSettings) -> tuple[torch.device, Evaluatio
     collected = Collected()
     device, data = torch.device('cpu'), None
     with collected:
-        device = hardware_of(run_settings({**options.model, 'model': options.folder}, 'watch')).device
+        device = hardware_of(run_settings({**options.model, 'model': options.folder}, 'gauntlet watch')).device
     with collected:
         decode_loggers(options.loggers)
     with collected:
-        data = load_inputs({**options.settings, 'save_folder': str(options.out)}, 'watch')
+        data = load_inputs({**options.settings, 'save_folder': str(options.out)}, 'gauntlet watch')
     collected.raise_all()
     assert data is not None
     return device, with_programs(data)

@@ -94,7 +94,7 @@ def test_the_command_line_logs_to_the_loggers_that_it_names(
     settings = tiny.write_tasks(tmp_path)
     model = tiny.save(tiny.model(), tmp_path / 'model')
     words = ('run', '--model', model, '--tasks', settings['tasks'], '--data-root', '.', '--out', 'out')
-    assert gauntlet(*words, '--device', 'cpu', '--logger', 'tensorboard')[0] == 0
+    assert gauntlet(*words, '--device', 'cpu', '--loggers', 'tensorboard')[0] == 0
     (folder,) = (tmp_path / 'tensorboard_logs').iterdir()
     key = 'metrics/sums/0-shot/InContextLearningLMAccuracy'
     metrics = json.loads((tmp_path / 'out/results.json').read_text())['metrics']

@@ -150,12 +150,12 @@ callbacks:
 
 def test_options_model_and_files_of_run_are_checked_together(tmp_path: Path, gauntlet):
     words = ['run', '--model', tmp_path / 'model', '--tasks', tmp_path / 'tasks.yaml', '--out', tmp_path / 'out']
-    words += ['--shots', '-1', '--limit', '0', '--device', 'tpu', '--repair-journal']
+    words += ['--num-fewshot', '-1', '--subset-items', '0', '--device', 'tpu', '--repair-journal']
     status, out, err = gauntlet(*words)
     assert (status, out) == (2, '')
     lines = err.splitlines()
-    beginnings = [f'error: {name}: ' for name in ('--repair-journal', '--shots', '--limit', '--device')]
-    beginnings += [f'error: {tmp_path}/model: ', f'error: {tmp_path}/tasks.yaml: ']
+    beginnings = [f'error: gauntlet run: {name}: ' for name in ('num_fewshot', 'subset_items', 'device')]
+    beginnings += ['error: --repair-journal: ', f'error: {tmp_path}/model: ', f'error: {tmp_path}/tasks.yaml: ']
     assert len(lines) == len(beginnings), lines
     assert all(any(line.startswith(beginning) for line in lines) for beginning in beginnings)
 

@@ -124,11 +124,14 @@ def test_results_equal_those_of_the_callback_and_a_restart_does_nothing(
     assert watch()[0] == 0
     assert watch(out=trained / 'training')[0] == 0  # of the callback
     assert runs(caplog) == []
-    for more, differing in ((('--limit', 2), 'subset_items None (now 2)'), (('--max-seq-len', 64), 'max_seq_len 128')):
+    for more, differing in (
+        (('--subset-items', 2), 'subset_items None (now 2)'),
+        (('--max-seq-len', 64), 'max_seq_len 128'),
+    ):
         status, _, err = watch(*more)
         assert status == 2 and differing in err and 'give another --out' in err
     assert written == {path: path.stat().st_mtime_ns for path in (folder / 'watched').rglob('*')}
-    assert watch('--limit', 2, out='fewer')[0] == 0
+    assert watch('--subset-items', 2, out='fewer')[0] == 0
     assert runs(caplog) == BOTH
     assert record(folder / 'fewer/ba2')['tasks']['sums/0-shot']['num_items'] == 2
 
@@ -204,8 +207,8 @@ def test_with_a_time_budget_all_checkpoints_are_evaluated_on_the_same_items(
         ('checkpoints', ['--stop-after', '1h'], '--stop-after: has no effect with --once'),
         ('checkpoints', ['--poll', '30'], "--poll is '30'; allowed: a time such as '30s'"),
         ('checkpoints', ['--fewshot', 'some'], "fewshot: is 'some'; allowed: reference, fixed"),
-        ('checkpoints', ['--precision', 'fp8'], "--precision: is 'fp8'"),
-        ('checkpoints', ['--device', 'tpu'], "--device: is 'tpu'"),
+        ('checkpoints', ['--precision', 'fp8'], "gauntlet watch: precision: is 'fp8'"),
+        ('checkpoints', ['--device', 'tpu'], "gauntlet watch: device: is 'tpu'"),
         ('checkpoints', ['--tasks', 'none.yaml'], 'none.yaml: there is no such file'),
         ('checkpoints', ['--data-root', 'nowhere'], 'sums.jsonl'),
         ('checkpoints', ['--claims', 'gs://bucket'], 'llmfoundry-gauntlet[gcs]'),
@@ -262,7 +265,11 @@ def test_errors_in_a_training_yaml_and_options_that_conflict_with_it_are_reporte
 ):
     block = training['callbacks']['eval_gauntlet']
     for changes, more, messages in (
-        ({}, ['--tasks', 'x', '--limit', 3], ['--tasks: has no effect with --train-yaml', '--limit: has no effect']),
+        (
+            {},
+            ['--tasks', 'x', '--limit', 3],
+            ['--tasks: has no effect with --train-yaml', '--subset-items: has no effect'],
+        ),
         ({'run_name': None}, [], ['loggers', 'no run_name']),
         ({'run_name': None, 'loggers': None}, [], ['give one with --out']),
         ({'loggers': {'wanddb': {}}}, [], ["loggers: unknown key 'wanddb', did you mean 'wandb'?"]),

@@ -173,7 +173,7 @@ def test_a_folder_without_a_tokenizer(models: Path, tmp_path: Path, refused: Ref
         ('--precision', 'fp16', "did you mean 'amp_fp16'?"),
         ('--dtype', 'bf16', "is 'bf16', did you mean 'bfloat16'?"),
         ('--dtype', 'int4', "is 'int4'; allowed: bfloat16, float16, float32"),
-        ('--logger', 'wanb', "did you mean 'wandb'?"),
+        ('--loggers', 'wanb', "did you mean 'wandb'?"),
         ('--revision', 'v1', 'is on this machine; revision is only for a name'),
         ('--adapter', 'nowhere', 'nowhere: there is no such file or folder'),
     ],

@@ -44,7 +44,11 @@ def subsets(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, P
     rows = {label_of(key): {example.row for example in chosen.asked(key)} for key in (*ROWS, AGIEVAL)}
     words += [word for name, path in files.items() for word in (f'--{name}', path)]
     found = {}
-    for name, seed, limit in (('a', 0, ['--limit', NUM_ITEMS]), ('b', 2, ['--limit', NUM_ITEMS]), ('whole', 4, [])):
+    for name, seed, limit in (
+        ('a', 0, ['--subset-items', NUM_ITEMS]),
+        ('b', 2, ['--subset-items', NUM_ITEMS]),
+        ('whole', 4, []),
+    ):
         path = write_answers(folder, (one for one in answers_of(seed) if not limit or one['row'] in rows[one['task']]))
         found[name] = folder / name
         assert run_cli('run', '--outputs', path, *words, *limit, '--data-root', data, '--out', found[name]) == 0
