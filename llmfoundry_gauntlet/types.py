@@ -311,7 +311,6 @@ class ItemResult:
     facts: Mapping[str, str | int] = field(default_factory=dict)
     num_characters: tuple[int, ...] | None = None  # one per choice
     num_bytes: tuple[int, ...] | None = None  # one per choice
-    logprobs_alone: tuple[float, ...] | None = None  # after the task's pmi_context alone
     num_shots: float | None = None  # None if unknown, in records of earlier versions
     cluster: str = ''
 

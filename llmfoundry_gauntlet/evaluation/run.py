@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
@@ -39,7 +39,7 @@ from llmfoundry_gauntlet.metrics.metrics import task_score
 from llmfoundry_gauntlet.scoring.code.execution import submit
 from llmfoundry_gauntlet.tasks import Task, metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.tasks.items import Preparation, item_result, with_alone
+from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.types import (
     Composites,
@@ -230,14 +230,7 @@ def prepare_evaluation(
     items = {
         item.key: item
         for key, task_items in prepared.items()
-        for item in (
-            *(
-                replace(item, request=replace(item.request, key=replace(item.key, sample=sample)))
-                for item in task_items
-                for sample in range(tasks[key].num_samples)
-            ),
-            *preparations[key].items_alone(data.asked(key)),
-        )
+        for item in samples_of(task_items, tasks[key].num_samples)
     }
     return PreparedEvaluation(
         data=data,
@@ -247,6 +240,13 @@ def prepare_evaluation(
         tokenizer=encoder.name,
         text_of=encoder.whole_text,
     )
+
+
+def samples_of(items: Iterable[Item], num_samples: int) -> Iterator[Item]:
+    """Yield each item once for every generation of its prompt."""
+    for item in items:
+        for sample in range(num_samples):
+            yield replace(item, request=replace(item.request, key=replace(item.key, sample=sample)))
 
 
 def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
@@ -371,7 +371,6 @@ def summarize(
     allow_missing: bool = False,
 ) -> Evaluation:
     """Compute all scores and composites from results by task; `allow_missing` leaves out unscored items."""
-    results = {key: with_alone(task_results) for key, task_results in results.items()}
     scores = {
         key: task_score(
             key,

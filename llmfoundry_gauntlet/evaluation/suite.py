@@ -25,6 +25,11 @@ from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
 
 OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # former names of task types
+# Keys of tasks that earlier versions had. Their records hold them as null, which is read.
+REMOVED_KEYS = {
+    'pmi_context': 'went with the metric PMINormalizedMatch; leave it out: CharacterNormalizedMatch and '
+    'ByteNormalizedMatch also account for the form of choices, and need no key'
+}
 TASKS_KEY = 'icl_tasks'
 GAUNTLET_KEY = 'eval_gauntlet'
 
@@ -197,6 +202,9 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
         if 'prelimiter' in entry:
             problems.add(path, "'question_prelimiter' is the old name of 'prelimiter': give one of them")
         entry['prelimiter'] = entry.pop('question_prelimiter')
+    for key in REMOVED_KEYS.keys() & entry.keys():
+        if entry.pop(key) is not None:
+            problems.add(f'{path}.{key}', REMOVED_KEYS[key])
     if isinstance(entry.get('num_fewshot'), int) and not isinstance(entry['num_fewshot'], bool):
         entry['num_fewshot'] = [entry['num_fewshot']]
     before = len(problems.found)

@@ -279,11 +279,6 @@ def choice_metrics() -> tuple[Metric, ...]:
     )
 
 
-def pmi() -> Metric:
-    """Return the metric of choosing by how much the prompt raises each choice's probability (arXiv 2104.08315)."""
-    return Metric('PMINormalizedMatch', pmi_matches, bounds=SHARE)
-
-
 def bits_per_byte(results: Sequence[ItemResult]) -> list[float]:
     """Return -log2 of the gold choice's probability per byte, for each item."""
     return [
@@ -302,28 +297,6 @@ def matches(lengths_of: Callable[[ItemResult], tuple[int, ...] | None], results:
     return [
         gold_share([logprob / length for logprob, length in zip(logprobs, lengths, strict=True)], gold)
         for (logprobs, gold), lengths in zip(choice_scores(results), sizes(results, lengths_of), strict=True)
-    ]
-
-
-def pmi_matches(results: Sequence[ItemResult]) -> list[float]:
-    """Return each item's `gold_share` by the gain in log-probability from its prompt.
-
-    The gain is relative to the log-probability after the task's `pmi_context`.
-    """
-    alone = [
-        result.logprobs_alone
-        for result in results
-        if result.logprobs_alone is not None and all(map(math.isfinite, result.logprobs_alone))
-    ]
-    if len(alone) < len(results):
-        raise Absent(f'{len(results) - len(alone)} of {len(results)} items have no log-probabilities of choices alone')
-    return [
-        gold_share(
-            [one - other for one, other in zip(logprobs, without, strict=True)],
-            gold,
-            rounding_of=max(map(abs, logprobs)),
-        )
-        for (logprobs, gold), without in zip(choice_scores(results), alone, strict=True)
     ]
 
 
@@ -411,10 +384,10 @@ def probabilities(logprobs: Sequence[float]) -> list[float]:
     return [part / whole for part in parts]
 
 
-def gold_share(scores: Sequence[float], gold: int, *, rounding_of: float = 0.0) -> float:
+def gold_share(scores: Sequence[float], gold: int) -> float:
     """Return 1 if the gold choice has the highest score, 1/k in a k-way tie that includes it, else 0.
 
-    Scores tie if they are equal up to the rounding error of numbers of their size, or of size `rounding_of`.
+    Scores tie if they are equal up to the rounding error of numbers of their size.
     """
-    best = best_of(scores, rounding_of=rounding_of)
+    best = best_of(scores)
     return 1 / len(best) if gold in best else 0.0

@@ -28,7 +28,6 @@ from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.base import by_category, draw_seed
 from llmfoundry_gauntlet.tasks.encode import Encoder, spaced
 from llmfoundry_gauntlet.tasks.items import (
-    ALONE,
     item_result,
     num_new_tokens,
     result_of,
@@ -231,7 +230,7 @@ def items_in_row_order(data: EvaluationData, key: str) -> list[Item]:
     places = {task.item_key(example): place for place, example in enumerate(data.asked(key))}
     return sorted(
         (item for item, _ in untokenized_items(task, data.examples[key], data.asked(key))),
-        key=lambda item: (places[task.item_key(item.example)], item.key.variant == ALONE, item.key.sample),
+        key=lambda item: (places[task.item_key(item.example)], item.key.sample),
     )
 
 

@@ -50,19 +50,18 @@ FIELDS: dict[str, tuple[type, ...]] = {
     'num_shots': (*NUMBER, NONE),
     'num_characters': (list, NONE),
     'num_bytes': (list, NONE),
-    'logprobs_alone': (list, NONE),
     'metrics': (dict,),
     'facts': (dict,),
 }
 ELEMENTS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(('logprobs', 'logprobs_alone'), (*NUMBER, NONE)),
+    'logprobs': (*NUMBER, NONE),
     **dict.fromkeys(('num_tokens', 'num_characters', 'num_bytes'), (int,)),
     'metrics': NUMBER,
     'facts': (int, str),
 }
 OF_KEY = ('file', 'row', 'variant', 'sample')
 ONLY_IF_ANY: dict[str, Any] = {  # fields that are left out if they are empty, and their values then
-    **dict.fromkeys(('num_characters', 'num_bytes', 'logprobs_alone', 'prompt', 'choices')),
+    **dict.fromkeys(('num_characters', 'num_bytes', 'prompt', 'choices')),
     'metrics': {},
     'facts': {},
 }
@@ -125,9 +124,8 @@ def sample_line(
     sample = {name: getattr(result.key if name in OF_KEY else result, name) for name in FIELDS}
     if prompt is not None:
         sample.update(prompt=text_of(prompt), choices=prompt.continuations)
-    for name in ('logprobs', 'logprobs_alone'):
-        if sample[name] is not None:
-            sample[name] = [value if math.isfinite(value) else None for value in sample[name]]
+    if result.logprobs is not None:
+        sample['logprobs'] = [value if math.isfinite(value) else None for value in result.logprobs]
     sample = {name: value for name, value in sample.items() if value or name not in ONLY_IF_ANY}
     return ENCODER.encode(sample)
 

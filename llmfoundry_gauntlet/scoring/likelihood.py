@@ -62,16 +62,10 @@ def score_argmax(output: ScoreOutput, *, reference: bool) -> Score:
     )
 
 
-def best_of(scores: Sequence[float], *, rounding_of: float = 0.0) -> list[int]:
-    """Return the indices of the highest score and of scores equal to it up to rounding.
-
-    Scores that are differences inherit the rounding error of their operands, whose magnitude is at most `rounding_of`.
-    """
+def best_of(scores: Sequence[float]) -> list[int]:
+    """Return the indices of the highest score and of scores equal to it up to rounding."""
     best = max(scores)
-    least = TIE_TOLERANCE * rounding_of
-    return [
-        place for place, score in enumerate(scores) if math.isclose(score, best, rel_tol=TIE_TOLERANCE, abs_tol=least)
-    ]
+    return [place for place, score in enumerate(scores) if math.isclose(score, best, rel_tol=TIE_TOLERANCE)]
 
 
 def first_lowest(values: Sequence[float]) -> int:

@@ -192,10 +192,6 @@ class Task(TaskSpec):
         answer = text[len(context) :]
         return context, answer if self.is_verbatim else answer.strip()
 
-    def prompt_alone(self, example: Example) -> Prompt | None:
-        """Return the prompt that scores the choices without the question; None if no metric needs it."""
-        return None
-
     def examples_with_shots(
         self, examples: Sequence[Example], asked: Sequence[Example]
     ) -> Iterator[tuple[Example, tuple[Example, ...]]]:

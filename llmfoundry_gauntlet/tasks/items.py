@@ -31,7 +31,6 @@ from llmfoundry_gauntlet.types import (
 )
 
 NO_OUTPUT = 'there is no output'
-ALONE = 'alone'  # the variant that scores choices after the task's pmi_context, without the question
 CHUNK = 1000  # items whose texts are in memory at a time
 NO_IDS = np.zeros(0, np.int32)
 
@@ -145,11 +144,10 @@ class Preparation:
             reference=self.task.truncation == 'reference',
         )
 
-    def item(self, example: Example, encoded: EncodedItem, variant: str | None = None) -> Item:
-        """Return the item of an example; `variant` replaces that of its key."""
+    def item(self, example: Example, encoded: EncodedItem) -> Item:
+        """Return the item of an example."""
         task = self.task
         key = task.item_key(example)
-        key = key if variant is None else replace(key, variant=variant)
         request: Request = ScoreRequest(
             key=key,
             contexts=encoded.contexts,
@@ -178,14 +176,6 @@ class Preparation:
             choices=() if task.generates else task.ask(example.content, False).continuations,
         )
 
-    def items_alone(self, examples: Sequence[Example]) -> list[Item]:
-        """Return the items that score choices without their questions; none unless the task has a `pmi_context`."""
-        asked = [(example, prompt) for example in examples if (prompt := self.task.prompt_alone(example))]
-        return [
-            self.item(example, self.encoded_item(example, encoded), ALONE)
-            for (example, _), encoded in zip(asked, self.encoder.prompts([prompt for _, prompt in asked]), strict=True)
-        ]
-
 
 def num_new_tokens(task: Task, longest: Callable[[], int]) -> int:
     """Return the token limit of a generation: the task's, its type's, or that of the longest correct one, `longest()`.
@@ -209,10 +199,8 @@ def untokenized_items(
     stops = task.stops([example.content for example in examples])
     for example, shots in task.examples_with_shots(examples, asked):
         prompt = task.prompt(example, shots)
-        keyed = [(task.item_key(example, sample), prompt) for sample in range(task.num_samples)]
-        if alone := task.prompt_alone(example):
-            keyed.append((replace(task.item_key(example), variant=ALONE), alone))
-        for key, sent in keyed:
+        for sample in range(task.num_samples):
+            key = task.item_key(example, sample)
             request: Request = ScoreRequest(key=key, contexts=(), continuations=())
             if task.generates:
                 sampling = task.sampling(key.variant)
@@ -222,16 +210,16 @@ def untokenized_items(
                     max_new_tokens=0,
                     stops=task.own_stops(stops, example.content),
                     sampling=sampling,
-                    reasoning=task.reasoning(sent.text),
+                    reasoning=task.reasoning(prompt.text),
                 )
             item = Item(
                 example=example,
-                prompt_sha256=sent.sha256,
-                num_shots=sent.num_shots,
+                prompt_sha256=prompt.sha256,
+                num_shots=prompt.num_shots,
                 request=request,
-                choices=sent.continuations,
+                choices=prompt.continuations,
             )
-            yield item, sent
+            yield item, prompt
 
 
 def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandbox | None = None) -> ItemResult:
@@ -295,11 +283,3 @@ def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
         num_bytes=tuple(len(text.encode('utf-8', 'surrogatepass')) for text in choices) or None,
         cluster=item.example.cluster,
     )
-
-
-def with_alone(results: Sequence[ItemResult]) -> list[ItemResult]:
-    """Merge the log-probabilities of choices scored without their question into their items."""
-    alone = {replace(result.key, variant=None): result.logprobs for result in results if result.key.variant == ALONE}
-    if not alone:
-        return list(results)
-    return [replace(result, logprobs_alone=alone.get(result.key)) for result in results if result.key.variant != ALONE]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.tasks import MULTIPLE_CHOICE
 from llmfoundry_gauntlet.data.readers import gold_field, text_field, texts_field
-from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, choice_metrics, pmi
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, choice_metrics
 from llmfoundry_gauntlet.scoring.likelihood import score_choice
 from llmfoundry_gauntlet.scoring.text import score_named
 from llmfoundry_gauntlet.tasks.base import Task
-from llmfoundry_gauntlet.types import Example, Prompt, Score, ScoreOutput
+from llmfoundry_gauntlet.types import Prompt, Score, ScoreOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,25 +43,9 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultipleChoiceTask(ChoicesTask):
-    """Score choices after a query.
-
-    With `pmi_context`, such as 'Answer:', choices are also scored after only that text, for PMINormalizedMatch.
-    """
+    """Score choices after a query."""
 
     type_name: ClassVar[str] = MULTIPLE_CHOICE
-
-    pmi_context: str | None = None
-
-    def problems(self) -> Iterator[str]:
-        """Yield a problem, beginning with its key, for each value that is not allowed."""
-        yield from Task.problems(self)
-        if self.pmi_context is not None and not self.pmi_context.strip():
-            yield "pmi_context: is empty; allowed: a text such as 'Answer:', or leave it out"
-
-    def metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics of choices, with PMINormalizedMatch if there is a `pmi_context`."""
-        further = () if self.pmi_context is None else (pmi(),)
-        return (*ChoicesTask.metrics(self), *further)
 
     def parse(self, row: Mapping[str, Any]) -> Choices:
         """Return the content of a row. Raise RowError."""
@@ -77,12 +61,6 @@ class MultipleChoiceTask(ChoicesTask):
         """Return the query; every choice is scored."""
         context = self.strip_end(self.part(content.query, first))
         return Prompt(contexts=(context,), continuations=content.choices)
-
-    def prompt_alone(self, example: Example) -> Prompt | None:
-        """Return the choices after `pmi_context`, if there is one."""
-        if self.pmi_context is None:
-            return None
-        return self.sent(Prompt(contexts=(self.pmi_context,), continuations=example.content.choices))
 
     def score_text(self, text: str, content: Choices) -> Score:
         """Score the choice that a generation begins with."""

@@ -216,9 +216,8 @@ SAMPLE = {'do_sample': True}
         ('schema', 'label', 'x' * 240, 'has 240 characters; allowed: 239, as'),
         ('schema', 'metric_names', ['Accuracy'], "'Accuracy' is not a metric of schema"),
         ('schema', 'metric_names', [], 'is empty'),
-        *((kind, 'pmi_context', 'A:', f'has no meaning in {kind}; it belongs') for kind in ('schema', GENERATION)),
-        *(('multiple_choice', 'pmi_context', text, 'is empty; allowed: a text such as') for text in ('', ' \n')),
-        ('multiple_choice', 'pmi_context', 7, 'is 7; allowed: text'),
+        ('multiple_choice', 'pmi_context', 'A:', 'went with the metric PMINormalizedMatch; leave it out'),
+        ('multiple_choice', 'metric_names', ['PMINormalizedMatch'], "'PMINormalizedMatch' is not a metric of multiple"),
         *(('schema', key, [], f'has no meaning in schema; it belongs to {GENERATION}') for key in ELSEWHERE),
         (GENERATION, 'max_new_tokens', 8, 'belongs to generation_kwargs; write generation_kwargs: {max_new_tokens: 8}'),
         (GENERATION, 'early_stopping_criteria', ['\n', ''], 'is empty; allowed: a text that ends a generation'),
@@ -256,6 +255,10 @@ SAMPLE = {'do_sample': True}
 def test_an_invalid_key_of_a_task_is_an_error_with_what_is_allowed(kind: str, key: str, value: object, problem: str):
     (found,) = problems_of([{**TASK, 'icl_task_type': kind, key: value}])
     assert re.match(rf'<icl_tasks>: icl_tasks\[0\](: |\.){key}', found) and problem in found
+
+
+def test_a_key_that_went_is_read_where_records_of_earlier_versions_hold_it_as_null():
+    assert load_suite([{**TASK, 'pmi_context': None}]).tasks == load_suite([TASK]).tasks
 
 
 def test_valid_generation_kwargs_and_stops_are_unchanged():

@@ -25,7 +25,6 @@ icl_tasks:
   dataset_uri: capitals.jsonl
   num_fewshot: [0, 2]
   icl_task_type: multiple_choice
-  pmi_context: 'Answer:'
 - label: sums
   dataset_uri: sums.jsonl
   num_fewshot: [2]

@@ -17,7 +17,6 @@ from llmfoundry_gauntlet.metrics.metrics import (
     choice_metrics,
     compute_metric,
     gold_bits_per_byte,
-    pmi,
     task_score,
 )
 from llmfoundry_gauntlet.tasks import metrics_of
@@ -25,7 +24,6 @@ from llmfoundry_gauntlet.types import ItemResult, TaskScore
 
 ACCURACY = 'InContextLearningLMAccuracy'
 OURS = {metric.name: metric for metric in choice_metrics()}
-EVERY = {**OURS, 'PMINormalizedMatch': pmi()}
 
 
 def plain(*entries: tuple[float | None, str | None], shortened: bool = False) -> TaskScore:
@@ -62,21 +60,20 @@ def test_an_unscored_item_makes_accuracy_absent_also_from_the_stream():
 
 
 @pytest.mark.parametrize(
-    ('kind', 'keys', 'expected'),
+    ('kind', 'expected'),
     [
-        ('multiple_choice', {}, ['InContextLearningMultipleChoiceAccuracy', *OURS]),
-        ('schema', {}, ['InContextLearningMultipleChoiceAccuracy', *OURS]),
-        ('multiple_choice', {'pmi_context': 'Answer:'}, ['InContextLearningMultipleChoiceAccuracy', *EVERY]),
-        ('language_modeling', {}, [ACCURACY, 'GoldBitsPerByte']),
+        ('multiple_choice', ['InContextLearningMultipleChoiceAccuracy', *OURS]),
+        ('schema', ['InContextLearningMultipleChoiceAccuracy', *OURS]),
+        ('language_modeling', [ACCURACY, 'GoldBitsPerByte']),
     ],
 )
-def test_each_task_type_has_its_likelihood_metrics(kind: str, keys: dict[str, Any], expected: list[str]):
+def test_each_task_type_has_its_likelihood_metrics(kind: str, expected: list[str]):
     assert [*OURS] == [
         *('GoldBitsPerByte', 'GoldProbability', 'CharacterNormalizedMatch', 'ByteNormalizedMatch'),
         *('TokenNormalizedMatch', 'CalibrationError', 'CalibrationBias', 'BrierScore', 'MajorityClass'),
     ]
     upstream = f'InContextLearning{"LM" if kind == "language_modeling" else "MC"}ExpectedCalibrationError'
-    keys = {**keys, 'icl_task_type': kind, 'metric_names': [upstream]}
+    keys = {'icl_task_type': kind, 'metric_names': [upstream]}
     suite = load_suite([{'label': 'copa', 'dataset_uri': 'x', 'num_fewshot': [0], **keys}])
     assert [metric.name for metric in metrics_of(suite.tasks[0])] == expected
     assert suite.warnings == (f'copa: metric_names: {upstream} is not supported by this version; it is left out',)
@@ -111,7 +108,7 @@ def of_shares(row: int, shares: Sequence[float], gold: int) -> ItemResult:
 
 
 def value(name: str, *results: ItemResult) -> float:
-    found = compute_metric(EVERY[name], results)
+    found = compute_metric(OURS[name], results)
     assert found.value is not None, found.reason
     return found.value
 
@@ -172,44 +169,6 @@ def test_a_choice_without_text_counts_as_one_character():
     assert value('GoldBitsPerByte', result) == pytest.approx(1 / math.log(2))
 
 
-def test_pmi_prefers_choices_that_the_prompt_makes_more_probable():
-    # gains of 1, 3 and 2.5 nats, though the first choice is the most probable and the last the least
-    first = item(0, [-2.0, -5.0, -9.0], 1, logprobs_alone=(-3.0, -8.0, -11.5))
-    second = item(1, [-2.0, -5.0, -9.0], 0, logprobs_alone=(-3.0, -8.0, -11.5))
-    tied = item(2, [-2.0, -5.0, -9.0], 2, logprobs_alone=(-2.5, -7.0, -11.0))  # 0.5, 2 and 2
-    losing = item(3, [-4.0, -6.0], 1, logprobs_alone=(-2.0, -5.0))  # -2, -1
-    assert [value('PMINormalizedMatch', result) for result in (first, second, tied, losing)] == [1, 0, 0.5, 1]
-    assert value('PMINormalizedMatch', first, second, tied, losing) == 0.625
-    # whatever the lengths, which may be unknown
-    assert value('PMINormalizedMatch', item(0, [-1.0, -2.0], num_bytes=None, logprobs_alone=(-2.0, -2.0))) == 1
-    results = [item(0, [-1.0, -2.0], logprobs_alone=(-1.0, -1.0)), item(1, [-1.0, -2.0])]
-    assert absent('PMINormalizedMatch', *results) == '1 of 2 items have no log-probabilities of choices alone'
-
-
-@pytest.mark.parametrize(
-    ('logprobs', 'alone', 'shares'),
-    [
-        # gains of 2, about 2, and 1.5 nats between sums near 100, of which float32 has one in every 8e-6
-        *(
-            ([-100.0, -103.0 + difference, -98.0], (-102.0, -105.0, -99.5), shares)
-            for difference, shares in (
-                (1e-5, (0.5, 0.5, 0)),
-                (-1e-5, (0.5, 0.5, 0)),
-                (1e-3, (0, 1, 0)),
-                (-1e-3, (1, 0, 0)),
-            )
-        ),
-        ([-1.0 + 1e-5, -2.0], (-3.0, -4.0), (1, 0)),  # small sums have a smaller tolerance
-        ([-1.0 + 1e-7, -2.0], (-3.0, -4.0), (0.5, 0.5)),
-    ],
-)
-def test_gains_within_the_rounding_of_sums_tie(
-    logprobs: list[float], alone: tuple[float, ...], shares: tuple[float, ...]
-):
-    results = [item(gold, logprobs, gold, logprobs_alone=alone) for gold in range(len(shares))]
-    assert tuple(value('PMINormalizedMatch', result) for result in results) == shares
-
-
 def test_the_calibration_error_by_hand():
     results = [
         of_shares(0, [0.85, 0.15], 0),  # the bin from 0.8: mean confidence 0.835, one of two right
@@ -266,12 +225,12 @@ def test_the_majority_class_is_found_by_category():
 
 def test_errors_are_those_of_the_values_of_items():
     results = [
-        replace(of_texts(row, TEXTS, logprobs, row % 3, TOKENS), logprobs_alone=(-4.0, -4.0, -4.0))
+        of_texts(row, TEXTS, logprobs, row % 3, TOKENS)
         for row, logprobs in enumerate(
             ([-6.0, -6.0, -6.0], [-4.0, -5.0, -2.0], [-4.0, -6.0, -12.0], [-9.0, -5.0, -1.0])
         )
     ]
-    for name, metric in EVERY.items():
+    for name, metric in OURS.items():
         found = compute_metric(metric, results)
         if name.startswith('Calibration'):  # values of items depend on each other
             assert found.standard_error is None
@@ -283,15 +242,15 @@ def test_errors_are_those_of_the_values_of_items():
 
 
 def absent(name: str, *results: ItemResult) -> str | None:
-    found = compute_metric(EVERY[name], results)
+    found = compute_metric(OURS[name], results)
     assert (found.value, found.standard_error) == (None, None)
     return found.reason
 
 
 @pytest.mark.parametrize('broken', [None, [math.nan, -1.0], [-1.0, -math.inf]])
-@pytest.mark.parametrize('name', sorted(EVERY.keys() - {'MajorityClass'}))
+@pytest.mark.parametrize('name', sorted(OURS.keys() - {'MajorityClass'}))
 def test_metrics_need_finite_log_probabilities_of_all_items(name: str, broken: list[float] | None):
-    lengths = {'num_tokens': (1, 1), 'num_characters': (2, 2), 'num_bytes': (2, 2), 'logprobs_alone': (-1.0, -1.0)}
+    lengths = {'num_tokens': (1, 1), 'num_characters': (2, 2), 'num_bytes': (2, 2)}
     results = [item(0, [-1.0, -2.0], **lengths), item(1, broken, **lengths)]
     assert absent(name, *results) == '1 of 2 items have no finite log-probabilities'
 
@@ -309,8 +268,8 @@ def test_normalizations_need_the_lengths_of_all_choices(name: str, key: str):
     known, unknown = item(0, [-1.0, -2.0]), item(1, [-1.0, -2.0], **{key: None})
     reason = 'the lengths of choices are not known of 2 of 3 items'
     assert absent(name, known, unknown, item(2, [-1.0, -2.0], **{key: None})) == reason
-    for other in EVERY.keys() - {'GoldBitsPerByte', 'ByteNormalizedMatch', 'PMINormalizedMatch', name}:
-        assert compute_metric(EVERY[other], [known, unknown]).value is not None
+    for other in OURS.keys() - {'GoldBitsPerByte', 'ByteNormalizedMatch', name}:
+        assert compute_metric(OURS[other], [known, unknown]).value is not None
 
 
 LOGPROBS = st.lists(st.floats(-50, 0), min_size=3, max_size=3)
@@ -324,12 +283,9 @@ def test_the_order_of_items_changes_no_bit_of_any_metric(data):
         item(row, logprobs, gold, num_characters=tuple(lengths), num_bytes=tuple(2 * length for length in lengths))
         for row, (logprobs, lengths, gold, _) in enumerate(parts)
     ]
-    results = [
-        replace(result, logprobs_alone=result.logprobs[::-1], cluster=f'{cluster:016x}')
-        for result, (*_, cluster) in zip(results, parts, strict=True)
-    ]
+    results = [replace(result, cluster=f'{cluster:016x}') for result, (*_, cluster) in zip(results, parts, strict=True)]
     shuffled = data.draw(st.permutations(results))
-    for metric in EVERY.values():
+    for metric in OURS.values():
         one, other = compute_metric(metric, results), compute_metric(metric, shuffled)
         assert one.value is not None
         assert (one.value, one.standard_error) == (other.value, other.standard_error)

@@ -42,7 +42,7 @@ RESULTS = st.builds(
     cluster=st.just('') | st.integers(0, 2**64 - 1).map('{:016x}'.format),
     **dict.fromkeys(('category', 'reason', 'text', 'answer'), TEXT),
     **dict.fromkeys(('num_tokens', 'num_characters', 'num_bytes'), COUNTS),
-    **dict.fromkeys(('logprobs', 'logprobs_alone'), LOGPROBS),
+    logprobs=LOGPROBS,
 )
 
 ITEM = {
@@ -57,9 +57,8 @@ ITEM = {
 def comparable(result: ItemResult) -> list[Any]:
     """Return all fields in comparable form: non-finite values are equal, and -0.0 differs from 0.0."""
     fields = {name: getattr(result, name) for name in ItemResult.__dataclass_fields__}
-    for name in ('logprobs', 'logprobs_alone'):
-        if fields[name] is not None:
-            fields[name] = [repr(value) if math.isfinite(value) else 'no number' for value in fields[name]]
+    if result.logprobs is not None:
+        fields['logprobs'] = [repr(value) if math.isfinite(value) else 'no number' for value in result.logprobs]
     fields['score'] = repr(fields['score'])
     return [(name, type(value).__name__, value) for name, value in fields.items()]
 
