@@ -1,4 +1,4 @@
-"""Errors that the user can fix; the command line prints them without a traceback.
+"""Errors that the user can fix, which the command line prints without a traceback, and the words of their messages.
 
 * GauntletError
   * ConfigError       a YAML file, or values given in its place
@@ -15,24 +15,22 @@ A caller's mistake in Python raises ValueError or TypeError as usual.
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-MAX_LISTED = 20
+MAX_LISTED = 20  # problems in the text of an error
+MOST_SHOWN = 60  # characters of a value or a path
 FOREIGN_ERRORS = (  # built-in errors that third-party code raises for invalid values, at any depth
     *(OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError),
     ImportError,
 )
 
 
-def plural(count: int, noun: str) -> str:
-    """Return a number with its noun, such as '1 task' or '2 tasks'; a noun in -y has the plural -ies."""
-    if count == 1:
-        return f'{count} {noun}'
-    return f'{count} {noun[:-1]}ies' if noun.endswith('y') else f'{count} {noun}s'
+# The errors
 
 
 class GauntletError(Exception):
@@ -86,6 +84,58 @@ class StoreError(GauntletError):
 
 class MissingPackageError(GauntletError, ImportError):
     """A package that an optional part needs and that is not installed."""
+
+
+class InvalidValuesError(ValueError):
+    """Settings with invalid values; each of the `problems` begins with the key that it is about."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__('; '.join(self.problems))
+
+
+def raise_invalid_values(problems: Iterable[str]) -> None:
+    """Raise one InvalidValuesError with all problems, if there are any."""
+    problems = list(problems)
+    if problems:
+        raise InvalidValuesError(problems)
+
+
+def print_problems(error: GauntletError) -> None:
+    """Print every problem on standard error, one per line."""
+    for problem in error.problems:
+        print(f'error: {problem}', file=sys.stderr)
+
+
+# Problems and errors, collected or caught
+
+
+class Problems:
+    """Collect the problems of one source, each with its dotted path."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.messages: list[str] = []
+
+    def add(self, path: str, message: str, *, key: str = '') -> None:
+        """Add a problem at a dotted path ('' for the whole source), or at a `key` below it that is named already."""
+        place = join(path, key) if key else path
+        source = f'{self.source}{self.line_of(place)}' if place else self.source
+        self.messages.append(f'{source}: {path}: {message}' if path else f'{source}: {message}')
+
+    def line_of(self, path: str) -> str:
+        """Return ':LINE (LABEL)' of a dotted path, '' if the source has no lines."""
+        return ''
+
+    def raise_all(self) -> None:
+        """Raise one ConfigError with all problems, if there are any."""
+        if self.messages:
+            raise ConfigError(self.messages)
+
+
+def join(path: str, key: str) -> str:
+    """Return the dotted path of a key below `path`."""
+    return f'{path}.{key}' if path else key
 
 
 class Collected:
@@ -165,7 +215,43 @@ def tokenizer_errors() -> Caught:
     return Caught(packages=('pyo3_runtime',), bare=True)
 
 
-def print_problems(error: GauntletError) -> None:
-    """Print every problem on standard error, one per line."""
-    for problem in error.problems:
-        print(f'error: {problem}', file=sys.stderr)
+# The words of messages
+
+
+def describe(value: Any) -> str:
+    """Return a short description of an invalid value: its kind, or the value itself if it is short."""
+    if value is None:
+        return 'empty'
+    if isinstance(value, Mapping):
+        return 'a mapping' if value else 'an empty mapping'
+    if isinstance(value, (list, tuple)):
+        return 'a list' if value else 'an empty list'
+    text = repr(value)
+    return text if len(text) < MOST_SHOWN else f'{type(value).__name__} {text[:50]}...'
+
+
+def suggestion(word: str, allowed: Iterable[str]) -> str:
+    """Return ', did you mean ...?' if an allowed word is close, else the list of allowed words."""
+    allowed = sorted(allowed)
+    close = closest(word, allowed)
+    return f'; allowed: {", ".join(allowed)}' if close is None else f", did you mean '{close}'?"
+
+
+def closest(word: str, allowed: Iterable[str]) -> str | None:
+    """Return the allowed word that is most similar to this one, None if none is close."""
+    close = difflib.get_close_matches(word, sorted(allowed), n=1)
+    return close[0] if close else None
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """Return the names separated by commas; beyond `most`, only the number of others."""
+    names = list(names)
+    more = f' and {len(names) - most} more' if len(names) > most else ''
+    return ', '.join(names[:most]) + more
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number with its noun, such as '1 task' or '2 tasks'; a noun in -y has the plural -ies."""
+    if count == 1:
+        return f'{count} {noun}'
+    return f'{count} {noun[:-1]}ies' if noun.endswith('y') else f'{count} {noun}s'

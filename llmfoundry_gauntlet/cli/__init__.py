@@ -19,8 +19,7 @@ from llmfoundry_gauntlet.cli.report import compare, report, show
 from llmfoundry_gauntlet.cli.run import eval_file, export, run, train
 from llmfoundry_gauntlet.cli.watch import watch
 from llmfoundry_gauntlet.config.resources import plugin_of
-from llmfoundry_gauntlet.config.yaml import MOST_SHOWN
-from llmfoundry_gauntlet.errors import GauntletError, print_problems
+from llmfoundry_gauntlet.errors import MOST_SHOWN, GauntletError, print_problems
 
 app = typer.Typer(
     name='gauntlet',

@@ -101,7 +101,7 @@ def explain(
 
 def find_task(suite: Suite, label: str, num_shots: int | None) -> Task:
     """Return the task with this label, at this number of shots or its first number of shots. Raise ConfigError."""
-    from llmfoundry_gauntlet.config.yaml import suggestion
+    from llmfoundry_gauntlet.errors import suggestion
 
     found = next((task for task in suite.tasks if label in (task.label, task.key)), None)
     if found is None:

@@ -92,9 +92,9 @@ def training_settings(path: Path) -> dict[str, Any]:
     """Return the WatchSettings fields given by a training YAML, `out` possibly None. Raise ConfigError."""
     from llmfoundry_gauntlet.config.resources import path_problem
     from llmfoundry_gauntlet.config.settings import decode_settings
-    from llmfoundry_gauntlet.config.yaml import Problems, decode_value, read_yaml
+    from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_value, read_yaml
 
-    values, problems = read_yaml(path), Problems(str(path))
+    values, problems = read_yaml(path), YamlProblems(str(path))
     callbacks = decode_value(dict[str, Any], values.get('callbacks', {}), 'callbacks', problems) or {}
     block = decode_value(dict[str, Any], callbacks.get('eval_gauntlet'), 'callbacks.eval_gauntlet', problems)
     run_name = values.get('run_name') or os.environ.get('RUN_NAME')
@@ -103,8 +103,7 @@ def training_settings(path: Path) -> dict[str, Any]:
         problems.add('', 'has loggers but no run_name; set run_name so that all evaluations are logged as one run')
     elif run_name is not None and (problem := path_problem(str(run_name))):
         problems.add('run_name', problem)
-    if problems.found:
-        raise ConfigError(problems.found)
+    problems.raise_all()
     save_folder = decode_settings(block, f'{path}: callbacks.eval_gauntlet').save_folder
     if run_name is not None and save_folder is not None:
         save_folder = save_folder.replace('{run_name}', run_name)

@@ -12,8 +12,7 @@ from composer.core import State
 from composer.loggers import FileLogger, Logger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
 from composer.utils import MissingConditionalImportError
 
-from llmfoundry_gauntlet.config.yaml import describe, suggestion
-from llmfoundry_gauntlet.errors import Collected, ConfigError
+from llmfoundry_gauntlet.errors import Collected, ConfigError, describe, suggestion
 from llmfoundry_gauntlet.metrics.keys import BATCH
 from llmfoundry_gauntlet.runtime.distributed import global_rank
 from llmfoundry_gauntlet.runtime.logged_values import (

@@ -43,8 +43,8 @@ from llmfoundry_gauntlet.composer.trainer_model import composer_model, mark_bloc
 from llmfoundry_gauntlet.config.llm_foundry import map_training
 from llmfoundry_gauntlet.config.resources import path_problem, path_problems
 from llmfoundry_gauntlet.config.run import DEVICES, PRECISIONS
-from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, raise_invalid_values, read_yaml, suggestion
-from llmfoundry_gauntlet.errors import Collected, ConfigError
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, read_yaml
+from llmfoundry_gauntlet.errors import Collected, ConfigError, describe, raise_invalid_values, suggestion
 from llmfoundry_gauntlet.results.report.printing import print_runs
 from llmfoundry_gauntlet.runtime.distributed import global_rank, world_size
 from llmfoundry_gauntlet.runtime.evaluate import check_precision, default_device
@@ -257,12 +257,12 @@ def read_training_config(path: str, overrides: list[str], *, num_ranks: int = 1)
     Raise GauntletError with every problem found, those of callbacks, loggers, tokenizer and data included.
     """
     mapped = map_training(read_yaml(path, overrides), source=path, num_ranks=num_ranks)
-    problems = Problems(path)
+    problems = YamlProblems(path)
     config = decode(TrainConfig, mapped.values, '', problems)
-    if not problems.found:
+    if not problems.messages:
         return config, mapped.lines
     collected = Collected()
-    collected.add(ConfigError(problems.found))
+    collected.add(ConfigError(problems.messages))
     with collected:
         build_components(mapped.values)
     with collected:

@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.settings import is_interval
-from llmfoundry_gauntlet.config.yaml import Problems, decode, decode_value, describe, find_yaml, suggestion
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, decode_value, find_yaml
+from llmfoundry_gauntlet.errors import ConfigError, describe, suggestion
 
 CALLBACK = 'eval_gauntlet'  # our callback has the name of llm-foundry's key
 PLUGIN = 'eval_gauntlet_fast'  # our callback in llm-foundry's own training
@@ -138,7 +138,7 @@ class Mapped:
     models: tuple[ListedModel, ...] = ()
 
 
-class Notes(Problems):
+class Notes(YamlProblems):
     """Collects the problems of a translation and its lines about keys."""
 
     def __init__(self, source: str) -> None:
@@ -151,8 +151,7 @@ class Notes(Problems):
 
     def mapped(self, values: dict[str, Any], models: tuple[ListedModel, ...] = ()) -> Mapped:
         """Return these values and models with the lines. Raise ConfigError with all problems if there are any."""
-        if self.found:
-            raise ConfigError(self.found)
+        self.raise_all()
         return Mapped(values=values, lines=tuple(self.lines), models=models)
 
 
@@ -169,8 +168,7 @@ def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> M
         return Mapped(values=given)
     callbacks = dict(decode_value(MAPPING, given.get('callbacks'), 'callbacks', notes) or {})
     own = decode_value(MAPPING, callbacks.get(CALLBACK), f'callbacks.{CALLBACK}', notes) or {}
-    if notes.found:
-        raise ConfigError(notes.found)
+    notes.raise_all()
     if 'icl_tasks' not in keys and CALLBACK not in callbacks:
         if CALLBACK in keys:
             notes.add(CALLBACK, 'is a gauntlet without tasks; give icl_tasks as well')
@@ -234,7 +232,7 @@ def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> 
     notes = Notes(f'callbacks.{PLUGIN}')
     if any(train_config.get(key) is not None for key in ('icl_tasks', 'icl_tasks_str')):
         notes.add('', "icl_tasks is llm-foundry's own evaluation, with the same metric keys; give tasks here instead")
-        raise ConfigError(notes.found)
+        raise ConfigError(notes.messages)
     values = dict(settings)
     length = train_config.get('icl_seq_len') or train_config.get('max_seq_len')
     if values.get('max_seq_len') is None and length is not None:

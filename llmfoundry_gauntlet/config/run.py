@@ -9,8 +9,8 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.resources import path_problems
 from llmfoundry_gauntlet.config.settings import EvaluationOptions, EvaluationSettings, paths_as_text
-from llmfoundry_gauntlet.config.yaml import Problems, decode_partly, describe, raise_invalid_values, suggestion
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_partly
+from llmfoundry_gauntlet.errors import ConfigError, describe, raise_invalid_values, suggestion
 
 DEVICES = ('cpu', 'gpu')
 DTYPES = ('float32', 'bfloat16', 'float16')
@@ -134,7 +134,7 @@ def decode_run(
     `further` are more keys to suggest for an unknown one.
     """
     values = {name: paths_as_text(value) for name, value in values.items()}
-    problems = Problems(source)
+    problems = YamlProblems(source)
     run: RunSettings | None = decode_partly(
         RunSettings, {key: values[key] for key in values if key in OF_RUN}, '', problems
     )
@@ -148,7 +148,7 @@ def decode_run(
     for name in required:
         if name not in values:
             problems.add('', f"the key '{name}' is missing")
-    return run, problems.found
+    return run, problems.messages
 
 
 def run_settings(values: Mapping[str, Any], source: str) -> RunSettings:

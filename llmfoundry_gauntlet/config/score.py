@@ -15,7 +15,8 @@ from typing import Any
 from llmfoundry_gauntlet.config.resources import PERTURBATIONS as PERTURBATIONS_GROUP
 from llmfoundry_gauntlet.config.resources import installed, path_problems
 from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, label_problems, task_key
-from llmfoundry_gauntlet.config.yaml import Problems, decode, describe, raise_invalid_values, read_key, source_name
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, read_key, source_name
+from llmfoundry_gauntlet.errors import Problems, describe, raise_invalid_values
 
 SCORE_KEY = 'score'
 MMLU_PRO, AGIEVAL, MATH = 'mmlu_pro', 'agieval', 'math'
@@ -138,7 +139,7 @@ def read_score(source: Any, found: list[str]) -> dict[int, ScoreSpec]:
 
     Problems are appended to `found`.
     """
-    problems = Problems(source_name(source, SCORE_KEY))
+    problems = YamlProblems(source_name(source, SCORE_KEY))
     node = read_key(Path(source), SCORE_KEY, problems) if isinstance(source, (str, Path)) else source
     if isinstance(node, Mapping):
         node = [node]
@@ -146,10 +147,10 @@ def read_score(source: Any, found: list[str]) -> dict[int, ScoreSpec]:
     if isinstance(node, (list, tuple)) and node:
         decoded = {index: decode_entry(entry, index, problems) for index, entry in enumerate(node)}
         specs = {index: spec for index, spec in decoded.items() if spec is not None}
-    elif not problems.found:
+    elif not problems.messages:
         problems.add(SCORE_KEY, f'is {describe(node)}; allowed: a list with a mapping for each dataset')
     merged = merge(specs, problems)
-    found.extend(problems.found)
+    found.extend(problems.messages)
     return merged
 
 
@@ -193,7 +194,7 @@ def check_labels(specs: Mapping[int, ScoreSpec], tasks: Sequence[TaskSpec], sour
     """Return a problem for each dataset that is neither SCORE's nor a multiple_choice task, or has a task's name."""
     kinds: dict[str, str] = {task.label: task.icl_task_type for task in tasks}
     names = {task_key(task.label, num_shots) for task in tasks for num_shots in task.num_fewshot}
-    problems = Problems(source_name(source, SCORE_KEY))
+    problems = YamlProblems(source_name(source, SCORE_KEY))
     for index, spec in specs.items():
         path = f'{SCORE_KEY}[{index}].dataset'
         if (name := task_key(spec.label, 0)) in names:
@@ -206,4 +207,4 @@ def check_labels(specs: Mapping[int, ScoreSpec], tasks: Sequence[TaskSpec], sour
             known = ', '.join((*DATASETS, *SPEC_NAMES))
             why = f'is {spec.dataset!r}; allowed: {known}, or the label of a {MULTIPLE_CHOICE} task among the tasks'
         problems.add(path, why)
-    return problems.found
+    return problems.messages

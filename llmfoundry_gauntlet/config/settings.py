@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypedDict
 
 from llmfoundry_gauntlet.config.resources import path_problems
-from llmfoundry_gauntlet.config.yaml import Problems, decode, raise_invalid_values
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode
+from llmfoundry_gauntlet.errors import raise_invalid_values
 from llmfoundry_gauntlet.types import ChatFormat, ReasoningMarkers
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')
@@ -304,7 +304,7 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
     for key in ('only', 'log', 'interval', 'reasoning_markers'):
         if isinstance(values.get(key), (str, int)):  # the error for a number says which words are allowed
             values[key] = [str(values[key])]
-    problems = Problems(source)
+    problems = YamlProblems(source)
     if 'precision' in values and 'precision_target' in values:
         problems.add('precision', 'is another name of precision_target; give one of them')
     elif 'precision' in values:  # the name in YAML, where the model's precision is set elsewhere
@@ -313,8 +313,7 @@ def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') ->
         if isinstance(values.get(key), str) and not values[key].strip():
             problems.add(key, f'is {values[key]!r}; allowed: a path')
     settings: EvaluationSettings = decode(EvaluationSettings, values, '', problems)
-    if problems.found:
-        raise ConfigError(problems.found)
+    problems.raise_all()
     return settings
 
 

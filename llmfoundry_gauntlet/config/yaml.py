@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import re
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,83 +17,48 @@ import yaml
 from yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
 from llmfoundry_gauntlet.config.resources import path_problem, shipped
-from llmfoundry_gauntlet.errors import Caught, ConfigError
+from llmfoundry_gauntlet.errors import (
+    MOST_SHOWN,
+    Caught,
+    ConfigError,
+    InvalidValuesError,
+    Problems,
+    closest,
+    describe,
+    join,
+    suggestion,
+)
 
 TYPE_NAMES = {str: 'text', int: 'a whole number', float: 'a number', bool: 'true or false', dict: 'a mapping'}
 UPSTREAM_YAML_FOLDERS = ('eval/yamls/', 'scripts/eval/yamls/')
-Places = dict[str, tuple[int, str]]  # the line of each dotted path, and the label of the entry around it
+Lines = dict[str, tuple[int, str]]  # the line of each dotted path, and the label of the entry around it
 KEY_OF_MESSAGE = re.compile(r'(\w+)[.:\[]')  # the key at the beginning of a message about a value
 SUFFIXES = ('.yaml', '.yml')
 YAML_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # of libyaml, if PyYAML was built with it
-MOST_SHOWN = 60  # characters of a path that is too long
 LABELS = ('label', 'name', 'dataset')  # keys that name an entry: a task, a benchmark or category, a SCORE dataset
 
 
-class InvalidValuesError(ValueError):
-    """Settings with invalid values; each of the `problems` begins with the key that it is about."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__('; '.join(self.problems))
-
-
-def raise_invalid_values(problems: Iterable[str]) -> None:
-    """Raise one InvalidValuesError with all problems, if there are any."""
-    found = list(problems)
-    if found:
-        raise InvalidValuesError(found)
-
-
-class Problems:
-    """Collect problems, each with its file, line and dotted path."""
+class YamlProblems(Problems):
+    """Collect the problems of a source that may be a YAML file, each with its dotted path and then also its line."""
 
     def __init__(self, source: str) -> None:
-        self.source = source
-        self.found: list[str] = []
-        self._places: dict[str, Places] = {}  # by source
+        super().__init__(source)
+        self._lines: dict[str, Lines] = {}  # by source, which changes where a file names another
 
-    def add(self, path: str, message: str, *, key: str = '') -> None:
-        """Add a problem at a dotted path ('' for the whole file), with its line if the source is a YAML file.
-
-        The line is that of a `key` below the path, if the message is about one.
-        """
-        place = join(path, key) if key else path
-        where = f'{self.source}{self._place(place)}' if place else self.source
-        self.found.append(f'{where}: {path}: {message}' if path else f'{where}: {message}')
-
-    def _place(self, path: str) -> str:
-        """Return ':LINE (LABEL)' for a dotted path, or for its closest parent in the file; '' if there is none."""
+    def line_of(self, path: str) -> str:
+        """Return ':LINE (LABEL)' of a dotted path, or of its closest parent in the file; '' if there is none."""
         if not self.source.endswith(SUFFIXES):
             return ''
-        if self.source not in self._places:
-            self._places[self.source] = places_of(self.source)
-        places = self._places[self.source]
-        parents = [path, *(path[: cut.start()] for cut in reversed(list(re.finditer(r'[.[]', path))))]
-        found = next((places[parent] for parent in parents if parent in places), None)
-        if found is None:
+        if self.source not in self._lines:
+            self._lines[self.source] = lines_of(self.source)
+        lines = self._lines[self.source]
+        ends_of_parents = [separator.start() for separator in re.finditer(r'[.[]', path)]
+        candidates = [path, *(path[:end] for end in reversed(ends_of_parents))]
+        closest_known = next((candidate for candidate in candidates if candidate in lines), None)
+        if closest_known is None:
             return ''
-        line, label = found
+        line, label = lines[closest_known]
         return f':{line} ({label})' if label else f':{line}'
-
-
-def suggestion(word: str, allowed: typing.Iterable[str]) -> str:
-    """Return ', did you mean ...?' if an allowed word is close, else the list of allowed words."""
-    allowed = sorted(allowed)
-    close = closest(word, allowed)
-    return f'; allowed: {", ".join(allowed)}' if close is None else f", did you mean '{close}'?"
-
-
-def listed(names: typing.Iterable[str], most: int = 5) -> str:
-    """Return the names separated by commas; beyond `most`, only the number of others."""
-    names = list(names)
-    more = f' and {len(names) - most} more' if len(names) > most else ''
-    return ', '.join(names[:most]) + more
-
-
-def closest(word: str, allowed: typing.Iterable[str]) -> str | None:
-    """Return the allowed word that is most similar to this one, None if none is close."""
-    close = difflib.get_close_matches(word, sorted(allowed), n=1)
-    return close[0] if close else None
 
 
 def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
@@ -102,9 +66,9 @@ def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
 
     Unknown keys are problems, unless `cls.ignore_unknown_keys` is true; those in `cls.without_effect` are ignored.
     """
-    before = len(problems.found)
+    before = len(problems.messages)
     decoded = decode_partly(cls, value, path, problems)
-    return decoded if len(problems.found) == before else None
+    return decoded if len(problems.messages) == before else None
 
 
 def decode_partly(cls: type, value: Any, path: str, problems: Problems) -> Any:
@@ -121,7 +85,7 @@ def decode_partly(cls: type, value: Any, path: str, problems: Problems) -> Any:
     stand_ins: dict[str, Any] = {}
     absent = add_unknown_keys(cls, value, path, problems)  # keys without a valid value
     for item in fields(cls):
-        name, before = item.name, len(problems.found)
+        name, before = item.name, len(problems.messages)
         is_required = item.default is MISSING and item.default_factory is MISSING
         if name not in value and not is_required:
             continue
@@ -131,7 +95,7 @@ def decode_partly(cls: type, value: Any, path: str, problems: Problems) -> Any:
         else:
             problems.add(path, f"the key '{name}' is missing")
         # What remains of a list or mapping with invalid elements is checked too.
-        if len(problems.found) == before or decoded:
+        if len(problems.messages) == before or decoded:
             arguments[name] = decoded
             continue
         absent.add(name)
@@ -234,27 +198,11 @@ def decode_elements(
     """Return the elements of a list by index, or of a mapping by key, as the annotated type; without invalid ones."""
     decoded = {}
     for key, value in values.items():
-        before = len(problems.found)
+        before = len(problems.messages)
         element = decode_value(hint, value, paths[key], problems)
-        if len(problems.found) == before or element:
+        if len(problems.messages) == before or element:
             decoded[key] = element
     return decoded
-
-
-def join(path: str, key: str) -> str:
-    """Return the dotted path of a key below `path`."""
-    return f'{path}.{key}' if path else key
-
-
-def describe(value: Any) -> str:
-    """Return a short description of an invalid value: its kind, or the value itself if it is short."""
-    if value is None:
-        return 'empty'
-    if isinstance(value, Mapping):
-        return 'a mapping' if value else 'an empty mapping'
-    if isinstance(value, (list, tuple)):
-        return 'a list' if value else 'an empty list'
-    return repr(value) if len(repr(value)) < 60 else f'{type(value).__name__} {repr(value)[:50]}...'
 
 
 def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Any:
@@ -315,32 +263,38 @@ def read_yaml(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]
     return content
 
 
-def places_of(source: str) -> Places:
+def lines_of(source: str) -> Lines:
     """Return the line of every dotted path of a YAML file, and the label of the entry around it; {} if unreadable."""
     try:
         root = yaml.compose(shipped(source).read_text(encoding='utf-8'), YAML_LOADER)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
-    found: Places = {}
-    todo = [('', root, '')]
+    lines: Lines = {}
+    todo = [('', root, '')]  # dotted path, node, and the label around it
     while todo:
         path, node, label = todo.pop()
         if isinstance(node, MappingNode):
-            values = {str(key.value): value for key, value in node.value}
-            label = next(
-                (str(values[name].value) for name in LABELS if isinstance(values.get(name), ScalarNode)), label
-            )
+            label = label_of(node) or label
             for key, value in node.value:
-                place = join(path, str(key.value))
-                found[place] = (key.start_mark.line + 1, label)
-                todo.append((place, value, label))
+                below = join(path, str(key.value))
+                lines[below] = (key.start_mark.line + 1, label)
+                todo.append((below, value, label))
+            # An element of a list is known by the label in it, which its list did not know.
             if path.endswith(']'):
-                found[path] = (node.start_mark.line + 1, label)
+                lines[path] = (node.start_mark.line + 1, label)
         elif isinstance(node, SequenceNode):
             for index, value in enumerate(node.value):
-                found[f'{path}[{index}]'] = (value.start_mark.line + 1, label)
-                todo.append((f'{path}[{index}]', value, label))
-    return found
+                below = f'{path}[{index}]'
+                lines[below] = (value.start_mark.line + 1, label)
+                todo.append((below, value, label))
+    return lines
+
+
+def label_of(node: MappingNode) -> str | None:
+    """Return the value of the first of LABELS that a mapping has, None without one."""
+    values = {str(key.value): value for key, value in node.value}
+    labels = [values[name].value for name in LABELS if isinstance(values.get(name), ScalarNode)]
+    return str(labels[0]) if labels else None
 
 
 def source_name(source: Any, key: str) -> str:
@@ -374,7 +328,7 @@ def read_mapping(path: Path, key: str, problems: Problems) -> Any:
                 problems.add(key, 'is empty')
             return node
     except ConfigError as error:
-        problems.found.extend(error.problems)
+        problems.messages.extend(error.problems)
         return None
     found = f'found: {", ".join(map(str, content))}' if content else 'the file is empty'
     problems.add('', f"the key '{key}' is missing; {found}")

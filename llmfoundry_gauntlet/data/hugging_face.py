@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import TaskSpec
-from llmfoundry_gauntlet.config.yaml import describe, suggestion
-from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.errors import DataError, describe, suggestion
 
 HUGGING_FACE = 'hf://'
 FOLDERS = ('/', './', '../', '~')  # prefixes of local folders; other names are on the hub

@@ -21,11 +21,10 @@ from urllib.parse import quote
 
 from llmfoundry_gauntlet.config.resources import PACKAGE
 from llmfoundry_gauntlet.config.score import MATH, MMLU_PRO
-from llmfoundry_gauntlet.config.yaml import suggestion
 from llmfoundry_gauntlet.data.readers import RowError, open_source
 from llmfoundry_gauntlet.data.score_rows import PARSERS
 from llmfoundry_gauntlet.data.stores import explained, is_remote, open_filesystem, write_atomically
-from llmfoundry_gauntlet.errors import ConfigError, DataError, RecordError
+from llmfoundry_gauntlet.errors import ConfigError, DataError, RecordError, suggestion
 
 PATH = PACKAGE / 'eval_data' / 'manifest.tsv'
 SAMPLE, UNOFFICIAL, OWN, PUBLISHED = 'sample', 'unofficial', 'own', 'published'  # where rows come from

@@ -17,10 +17,9 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.resources import shipped
 from llmfoundry_gauntlet.config.tasks import TaskSpec
-from llmfoundry_gauntlet.config.yaml import describe, suggestion
 from llmfoundry_gauntlet.data.hugging_face import HUGGING_FACE, hugging_face_rows
 from llmfoundry_gauntlet.data.stores import explained, is_remote, open_file
-from llmfoundry_gauntlet.errors import DataError, MissingFileError, StoreError
+from llmfoundry_gauntlet.errors import DataError, MissingFileError, StoreError, describe, suggestion
 
 MOST_NAME, MOST_NAMES = 40, 20  # characters of a key, and number of keys, in a message
 MOST_TEXT = 200  # characters at each end of a message

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, ScoreSpec
-from llmfoundry_gauntlet.config.yaml import describe, suggestion
 from llmfoundry_gauntlet.data.examples import TaskRows, parse_rows, row_cluster, row_digest
 from llmfoundry_gauntlet.data.readers import (
     RowError,
@@ -22,7 +21,7 @@ from llmfoundry_gauntlet.data.readers import (
     text_field,
     texts_field,
 )
-from llmfoundry_gauntlet.errors import DataError, MissingFileError
+from llmfoundry_gauntlet.errors import DataError, MissingFileError, describe, suggestion
 from llmfoundry_gauntlet.types import Example
 
 LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'

@@ -13,10 +13,17 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.settings import ERROR, SKIP, EvaluationSettings, decode_settings
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
-from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.data.examples import TaskRows, subset
 from llmfoundry_gauntlet.data.published import PUBLISHED, SAMPLE, UNOFFICIAL, origin_of, read_manifest
-from llmfoundry_gauntlet.errors import Collected, ConfigError, DataError, GauntletError, MissingFileError, plural
+from llmfoundry_gauntlet.errors import (
+    Collected,
+    ConfigError,
+    DataError,
+    GauntletError,
+    MissingFileError,
+    listed,
+    plural,
+)
 from llmfoundry_gauntlet.evaluation.precision import precise_subsets
 from llmfoundry_gauntlet.evaluation.suite import Suite, at_shots, only, read_suite
 from llmfoundry_gauntlet.metrics.keys import check_key_names

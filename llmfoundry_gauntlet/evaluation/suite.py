@@ -10,17 +10,8 @@ from typing import Any
 from llmfoundry_gauntlet.config.score import DATASETS, check_labels, read_score
 from llmfoundry_gauntlet.config.settings import ERROR, SKIP, GauntletSource, ScoreSource, TasksSource
 from llmfoundry_gauntlet.config.tasks import GENERATION_KEYS, MULTIPLE_CHOICE, SETTINGS, GauntletSpec, task_key
-from llmfoundry_gauntlet.config.yaml import (
-    Problems,
-    closest,
-    decode_partly,
-    describe,
-    listed,
-    read_key,
-    source_name,
-    suggestion,
-)
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_partly, read_key, source_name
+from llmfoundry_gauntlet.errors import ConfigError, Problems, closest, describe, listed, suggestion
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
 
@@ -162,11 +153,11 @@ def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple
     tasks: list[Task] = []
     seen: dict[str, str] = {}
     for part in parts:
-        problems = Problems(source_name(part, TASKS_KEY))
+        problems = YamlProblems(source_name(part, TASKS_KEY))
         node = part if not isinstance(part, (str, Path)) else read_key(Path(part), TASKS_KEY, problems)
         if node is not None:
             tasks.extend(decode_tasks(node, problems, seen, broken))
-        found.extend(problems.found)
+        found.extend(problems.messages)
     return tuple(tasks)
 
 
@@ -207,7 +198,7 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
             problems.add(f'{path}.{key}', REMOVED_KEYS[key])
     if isinstance(entry.get('num_fewshot'), int) and not isinstance(entry['num_fewshot'], bool):
         entry['num_fewshot'] = [entry['num_fewshot']]
-    before = len(problems.found)
+    before = len(problems.messages)
     kind: type[Task] = Task
     name = entry.get('icl_task_type')
     if isinstance(name, str):
@@ -245,7 +236,7 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
                 f'{path}.num_fewshot',
                 f'is {list(task.num_fewshot)}; allowed: [0], as {task.icl_task_type} has no shots',
             )
-    return task if len(problems.found) == before else None
+    return task if len(problems.messages) == before else None
 
 
 def yaml_keys(kind: type[Task]) -> set[str]:
@@ -265,10 +256,10 @@ def check_metric_names(task: Task, path: str, problems: Problems) -> None:
 
 def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | None:
     """Return the gauntlet of a source, as far as it is valid; append problems to `found`."""
-    problems = Problems(source_name(source, GAUNTLET_KEY))
+    problems = YamlProblems(source_name(source, GAUNTLET_KEY))
     node = read_key(Path(source), GAUNTLET_KEY, problems) if isinstance(source, (str, Path)) else source
     spec = None if node is None else decode_partly(GauntletSpec, node, GAUNTLET_KEY, problems)
-    found.extend(problems.found)
+    found.extend(problems.messages)
     return spec
 
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from llmfoundry_gauntlet.config.tasks import task_key
-from llmfoundry_gauntlet.config.yaml import Problems, decode
+from llmfoundry_gauntlet.config.yaml import decode
 from llmfoundry_gauntlet.data.readers import stream_rows, unique_keys
-from llmfoundry_gauntlet.errors import DataError, plural
+from llmfoundry_gauntlet.errors import DataError, Problems, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, with_programs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
 from llmfoundry_gauntlet.results.samples import numbers
@@ -161,13 +161,13 @@ def read_answers(path: Path) -> Iterator[tuple[str, Answer]]:
     The file is read as data files are, compressed or not. Raise DataError with every problem of every line.
     """
     problems = Problems('')
-    for number, line in stream_rows(str(path), problems.found, decoder=ANSWERS, are_answers=True):
+    for number, line in stream_rows(str(path), problems.messages, decoder=ANSWERS, are_answers=True):
         problems.source = f'{path}:{number + 1}'
         answer: Answer | None = decode(Answer, line, '', problems)
         if answer is not None:
             yield problems.source, answer
-    if problems.found:
-        raise DataError(problems.found)
+    if problems.messages:
+        raise DataError(problems.messages)
 
 
 def score_answers(

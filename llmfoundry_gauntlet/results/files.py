@@ -20,10 +20,9 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.config.score import MMLU_PRO, PERTURBATIONS
-from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
-from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError
+from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError, describe
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version, plain_text
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED

@@ -14,8 +14,8 @@ from typing import Any
 from llmfoundry_gauntlet.config.score import ScoreSpec
 from llmfoundry_gauntlet.config.settings import AUTO, EvaluationSettings
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
-from llmfoundry_gauntlet.config.yaml import Problems, decode
-from llmfoundry_gauntlet.errors import ConfigError, RecordError, plural
+from llmfoundry_gauntlet.config.yaml import decode
+from llmfoundry_gauntlet.errors import ConfigError, Problems, RecordError, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import Evaluation, Scores, summarize
 from llmfoundry_gauntlet.evaluation.suite import Suite, decode_task
@@ -122,8 +122,8 @@ def recorded_run(folder: Path, record: Mapping[str, Any]) -> Run:
     problems = Problems(str(folder / RESULTS))
     scores: ResultsRecord | None = decode(ResultsRecord, record, '', problems)
     parts = [] if scores is None else list(score_rows(scores, problems))
-    if scores is None or problems.found:
-        raise RecordError([f'{problem}; evaluate again' for problem in problems.found])
+    if scores is None or problems.messages:
+        raise RecordError([f'{problem}; evaluate again' for problem in problems.messages])
     training = scores.training or {}
     point: dict[str, Any] = {'run': str(folder), 'batch': training.get('batch'), 'token': training.get('token')}
     rows = tuple(ScoreRow(**point, **part) for part in parts)
@@ -215,8 +215,8 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
     names = {field.name for field in fields(EvaluationSettings)}
     given = {key: value for key, value in record['config'].items() if key in names} | {'sandbox': AUTO}
     settings: EvaluationSettings | None = decode(EvaluationSettings, given, 'config', problems)
-    if problems.found or settings is None:
-        raise ConfigError(problems.found)
+    if problems.messages or settings is None:
+        raise ConfigError(problems.messages)
     return EvaluationData(
         settings=settings,
         suite=Suite(

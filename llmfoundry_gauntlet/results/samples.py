@@ -10,8 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.yaml import describe
-from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.errors import RecordError, describe
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from llmfoundry_gauntlet.config.yaml import listed
 from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.errors import ModelError, listed
 from llmfoundry_gauntlet.runtime.checkpoints import (
     CONFIG,
     LINK,

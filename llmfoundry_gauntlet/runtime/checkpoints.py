@@ -35,8 +35,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.modeling_utils import no_init_weights
 
-from llmfoundry_gauntlet.config.yaml import listed
-from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError
+from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError, listed
 from llmfoundry_gauntlet.types import TrainingPoint
 
 READING_ERRORS = (*FOREIGN_ERRORS, UnpicklingError, EOFError, SafetensorError)  # damaged or of another kind

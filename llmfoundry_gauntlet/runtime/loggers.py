@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
 
 from llmfoundry_gauntlet.config.run import LOGGERS
 from llmfoundry_gauntlet.config.settings import paths_as_text
-from llmfoundry_gauntlet.config.yaml import Problems, decode_partly, describe, raise_invalid_values, suggestion
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.config.yaml import decode_partly
+from llmfoundry_gauntlet.errors import ConfigError, Problems, describe, raise_invalid_values, suggestion
 from llmfoundry_gauntlet.metrics.keys import BATCH
 from llmfoundry_gauntlet.runtime.distributed import global_rank, local_rank, world_size
 from llmfoundry_gauntlet.runtime.logged_values import (
@@ -410,8 +410,7 @@ def decode_loggers(chosen: Mapping[str, Any] | None) -> dict[str, Any]:
             values = {key: paths_as_text(value) for key, value in values.items()}
         decoded[name] = decode_partly(KINDS[name].settings, values, name, problems)
         add_library_problems(name, decoded[name], problems)
-    if problems.found:
-        raise ConfigError(problems.found)
+    problems.raise_all()
     return decoded
 
 

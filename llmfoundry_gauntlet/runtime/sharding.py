@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from llmfoundry_gauntlet.config.yaml import Problems, decode, raise_invalid_values, suggestion
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.config.yaml import decode
+from llmfoundry_gauntlet.errors import Problems, raise_invalid_values, suggestion
 from llmfoundry_gauntlet.runtime.distributed import local_world_size, world_size
 from llmfoundry_gauntlet.runtime.precision import AUTOCAST
 
@@ -92,8 +92,7 @@ def decode_sharding(config: Any) -> ShardingSettings | None:
     if isinstance(config, Mapping):
         values = {key: value for key, value in config.items() if key not in ShardingSettings.without_effect}
     settings: ShardingSettings = decode(ShardingSettings, values, '', problems)
-    if problems.found:
-        raise ConfigError(problems.found)
+    problems.raise_all()
     return settings
 
 

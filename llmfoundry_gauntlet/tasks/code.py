@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
+from llmfoundry_gauntlet.errors import describe
 from llmfoundry_gauntlet.metrics.metrics import Metric, item_metric, pass_at_1, passes_at
 from llmfoundry_gauntlet.metrics.statistics import SHARE
 from llmfoundry_gauntlet.scoring.code.assembly import program_end, source_of

@@ -20,7 +20,6 @@ from llmfoundry_gauntlet.config.score import (
     REFERENCE,
     ScoreSpec,
 )
-from llmfoundry_gauntlet.config.yaml import describe
 from llmfoundry_gauntlet.data.examples import TaskRows, subset
 from llmfoundry_gauntlet.data.readers import RowError
 from llmfoundry_gauntlet.data.score_rows import (
@@ -32,7 +31,7 @@ from llmfoundry_gauntlet.data.score_rows import (
     option_oddities,
     read_score_rows,
 )
-from llmfoundry_gauntlet.errors import ConfigError, DataError
+from llmfoundry_gauntlet.errors import ConfigError, DataError, describe
 from llmfoundry_gauntlet.metrics.consistency import (
     PerturbationScore,
     QuestionKey,

@@ -11,9 +11,9 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.resources import PERTURBATIONS, call_installed, shipped
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
-from llmfoundry_gauntlet.config.yaml import Problems, decode, describe
+from llmfoundry_gauntlet.config.yaml import decode
 from llmfoundry_gauntlet.data.score_rows import LETTERS, LetteredQuestion, MathQuestion
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, Problems, describe
 from llmfoundry_gauntlet.types import Example
 
 NUM_PROMPTS = 10
@@ -88,8 +88,7 @@ def read_templates(spec: ScoreSpec, data_root: str | Path) -> Templates:
                 continue
             entries = {f'{key}[{index}]': entry for index, entry in enumerate(content[key])}
         found[perturbation] = [template(entry, place, spec.is_math, problems) for place, entry in entries.items()]
-    if problems.found:
-        raise ConfigError(problems.found)
+    problems.raise_all()
     return Templates(
         option_order=found.get(OPTION_ORDER, [NO_TEMPLATE])[0],
         non_greedy=found.get(NON_GREEDY, [NO_TEMPLATE])[0],
@@ -115,13 +114,13 @@ def check_places(text: str, path: str, needed: set[str], allowed: set[str], prob
     except ValueError as error:
         problems.add(path, f"is not a template ({error}); write literal braces twice: '{{{{'")
         return
-    before = len(problems.found)
+    before = len(problems.messages)
     for name in sorted(needed - names):
         problems.add(path, f'the placeholder {{{name}}} is missing')
     for name in sorted(names - allowed):
         allowed_names = ', '.join(f'{{{one}}}' for one in sorted(allowed))
         problems.add(path, f'the placeholder {{{name}}} is unknown; allowed: {allowed_names}')
-    if len(problems.found) == before:
+    if len(problems.messages) == before:
         try:
             text.format(**dict.fromkeys(allowed, ''))
         except (KeyError, IndexError, ValueError) as error:

@@ -8,7 +8,7 @@ import clustered_items
 import pytest
 
 from llmfoundry_gauntlet.config.score import ScoreSpec
-from llmfoundry_gauntlet.config.yaml import Problems
+from llmfoundry_gauntlet.errors import Problems
 from llmfoundry_gauntlet.evaluation.suite import decode_task
 from llmfoundry_gauntlet.results.token_limits import token_limit_record
 from llmfoundry_gauntlet.tasks import Task

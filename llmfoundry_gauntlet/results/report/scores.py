@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
-from llmfoundry_gauntlet.config.yaml import Problems, decode, join
+from llmfoundry_gauntlet.config.yaml import decode
+from llmfoundry_gauntlet.errors import Problems, join
 from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE
 from llmfoundry_gauntlet.results.token_limits import TokenLimitRecord
 

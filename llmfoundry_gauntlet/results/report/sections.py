@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
-from llmfoundry_gauntlet.config.yaml import listed
-from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.errors import RecordError, listed
 from llmfoundry_gauntlet.results.report.comparison import Comparison, compare_runs, corrected
 from llmfoundry_gauntlet.results.report.printing import OTHER_TASKS, difference_table, scores_table, share_notes
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
