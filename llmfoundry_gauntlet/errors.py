@@ -86,21 +86,6 @@ class MissingPackageError(GauntletError, ImportError):
     """A package that an optional part needs and that is not installed."""
 
 
-class InvalidValuesError(ValueError):
-    """Settings with invalid values; each of the `problems` begins with the key that it is about."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__('; '.join(self.problems))
-
-
-def raise_invalid_values(problems: Iterable[str]) -> None:
-    """Raise one InvalidValuesError with all problems, if there are any."""
-    problems = list(problems)
-    if problems:
-        raise InvalidValuesError(problems)
-
-
 def print_problems(error: GauntletError) -> None:
     """Print every problem on standard error, one per line."""
     for problem in error.problems:

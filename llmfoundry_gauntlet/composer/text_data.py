@@ -25,7 +25,8 @@ from filelock import FileLock
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
-from llmfoundry_gauntlet.errors import ConfigError, raise_invalid_values
+from llmfoundry_gauntlet.config.yaml import raise_invalid_values
+from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.tasks.encode import tokenizer_fingerprint
 
 log = logging.getLogger('llmfoundry_gauntlet')

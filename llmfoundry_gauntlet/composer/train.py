@@ -43,8 +43,8 @@ from llmfoundry_gauntlet.composer.trainer_model import composer_model, mark_bloc
 from llmfoundry_gauntlet.config.llm_foundry import map_training
 from llmfoundry_gauntlet.config.resources import path_problem, path_problems
 from llmfoundry_gauntlet.config.run import DEVICES, PRECISIONS
-from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, read_yaml
-from llmfoundry_gauntlet.errors import Collected, ConfigError, describe, raise_invalid_values, suggestion
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, raise_invalid_values, read_yaml
+from llmfoundry_gauntlet.errors import Collected, ConfigError, describe, suggestion
 from llmfoundry_gauntlet.results.report.printing import print_runs
 from llmfoundry_gauntlet.runtime.distributed import global_rank, world_size
 from llmfoundry_gauntlet.runtime.evaluate import check_precision, default_device

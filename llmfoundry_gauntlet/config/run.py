@@ -9,8 +9,8 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.resources import path_problems
 from llmfoundry_gauntlet.config.settings import EvaluationOptions, EvaluationSettings, paths_as_text
-from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_partly
-from llmfoundry_gauntlet.errors import ConfigError, describe, raise_invalid_values, suggestion
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_partly, raise_invalid_values
+from llmfoundry_gauntlet.errors import ConfigError, describe, suggestion
 
 DEVICES = ('cpu', 'gpu')
 DTYPES = ('float32', 'bfloat16', 'float16')

@@ -15,8 +15,8 @@ from typing import Any
 from llmfoundry_gauntlet.config.resources import PERTURBATIONS as PERTURBATIONS_GROUP
 from llmfoundry_gauntlet.config.resources import installed, path_problems
 from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, label_problems, task_key
-from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, read_key, source_name
-from llmfoundry_gauntlet.errors import Problems, describe, raise_invalid_values
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, raise_invalid_values, read_key, source_name
+from llmfoundry_gauntlet.errors import Problems, describe
 
 SCORE_KEY = 'score'
 MMLU_PRO, AGIEVAL, MATH = 'mmlu_pro', 'agieval', 'math'

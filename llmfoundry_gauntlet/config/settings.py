@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypedDict
 
 from llmfoundry_gauntlet.config.resources import path_problems
-from llmfoundry_gauntlet.config.yaml import YamlProblems, decode
-from llmfoundry_gauntlet.errors import raise_invalid_values
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, raise_invalid_values
 from llmfoundry_gauntlet.types import ChatFormat, ReasoningMarkers
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Self
 
 from llmfoundry_gauntlet.config.resources import MOST_NAME_BYTES, path_problems
-from llmfoundry_gauntlet.errors import raise_invalid_values
+from llmfoundry_gauntlet.config.yaml import raise_invalid_values
 from llmfoundry_gauntlet.types import ChatFormat, ReasoningMarkers
 
 MULTIPLE_CHOICE = 'multiple_choice'  # the task type whose rows SCORE can perturb

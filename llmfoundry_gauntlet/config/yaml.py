@@ -8,7 +8,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,7 +21,6 @@ from llmfoundry_gauntlet.errors import (
     MOST_SHOWN,
     Caught,
     ConfigError,
-    InvalidValuesError,
     Problems,
     closest,
     describe,
@@ -36,6 +35,21 @@ KEY_OF_MESSAGE = re.compile(r'(\w+)[.:\[]')  # the key at the beginning of a mes
 SUFFIXES = ('.yaml', '.yml')
 YAML_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # of libyaml, if PyYAML was built with it
 LABELS = ('label', 'name', 'dataset')  # keys that name an entry: a task, a benchmark or category, a SCORE dataset
+
+
+class InvalidValuesError(ValueError):
+    """Settings with invalid values; each of the `problems` begins with the key that it is about."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__('; '.join(self.problems))
+
+
+def raise_invalid_values(problems: Iterable[str]) -> None:
+    """Raise one InvalidValuesError with all problems, if there are any."""
+    problems = list(problems)
+    if problems:
+        raise InvalidValuesError(problems)
 
 
 class YamlProblems(Problems):

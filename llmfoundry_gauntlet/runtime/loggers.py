@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TextIO
 
 from llmfoundry_gauntlet.config.run import LOGGERS
 from llmfoundry_gauntlet.config.settings import paths_as_text
-from llmfoundry_gauntlet.config.yaml import decode_partly
-from llmfoundry_gauntlet.errors import ConfigError, Problems, describe, raise_invalid_values, suggestion
+from llmfoundry_gauntlet.config.yaml import decode_partly, raise_invalid_values
+from llmfoundry_gauntlet.errors import ConfigError, Problems, describe, suggestion
 from llmfoundry_gauntlet.metrics.keys import BATCH
 from llmfoundry_gauntlet.runtime.distributed import global_rank, local_rank, world_size
 from llmfoundry_gauntlet.runtime.logged_values import (

@@ -16,17 +16,10 @@ from tokenizers import Tokenizer  # type: ignore[import-untyped]
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from llmfoundry_gauntlet.config.run import ModelSettings
+from llmfoundry_gauntlet.config.yaml import InvalidValuesError
 from llmfoundry_gauntlet.data.hub import download_weights, find_model, find_model_folder, is_from_hub
 from llmfoundry_gauntlet.data.stores import scheme_of
-from llmfoundry_gauntlet.errors import (
-    Caught,
-    ConfigError,
-    InvalidValuesError,
-    ModelError,
-    describe,
-    suggestion,
-    tokenizer_errors,
-)
+from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError, describe, suggestion, tokenizer_errors
 from llmfoundry_gauntlet.runtime.checkpoint_folders import downloaded, named_as, what_is_in_it
 from llmfoundry_gauntlet.runtime.checkpoints import (
     CONFIG,

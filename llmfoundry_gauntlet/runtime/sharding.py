@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from llmfoundry_gauntlet.config.yaml import decode
-from llmfoundry_gauntlet.errors import Problems, raise_invalid_values, suggestion
+from llmfoundry_gauntlet.config.yaml import decode, raise_invalid_values
+from llmfoundry_gauntlet.errors import Problems, suggestion
 from llmfoundry_gauntlet.runtime.distributed import local_world_size, world_size
 from llmfoundry_gauntlet.runtime.precision import AUTOCAST
 
