@@ -19,7 +19,6 @@ from llmfoundry_gauntlet.evaluation.run import one_task
 from llmfoundry_gauntlet.metrics.keys import error_name, is_logged, task_group, with_errors
 from llmfoundry_gauntlet.runtime.loop import EvaluationLoop, Step
 from llmfoundry_gauntlet.runtime.runner import prepare_for_model
-from llmfoundry_gauntlet.tasks import metrics_of
 
 
 class TaskMetric(Metric):
@@ -110,7 +109,7 @@ def build_icl_evaluators(
         prepared = one_task(prepared_tasks, key)
         own: dict[str, TaskMetric] = {}
         categories = sorted({example.category for example in data.asked(key) if example.category is not None})
-        names = [metric.name for metric in metrics_of(prepared.tasks[key])]
+        names = [metric.name for metric in prepared.tasks[key].metrics()]
         errors = [error_name(name, is_accuracy=name == names[0]) for name in names]
         for name in (*names, *errors):
             if not is_logged(name, task_group(name, names[0]), data.settings.log):

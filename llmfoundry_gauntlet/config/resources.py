@@ -1,18 +1,16 @@
-"""Locate the package's YAML files and sample data, the cache directory, and plugins of installed packages."""
+"""Locate the package's YAML files and sample data, the cache directory, and task types of installed packages."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from llmfoundry_gauntlet.errors import ConfigError
-
-Entry = TypeVar('Entry')
 
 PACKAGE = Path(__file__).parent.parent
 FOLDERS = ('yamls', 'eval_data')
@@ -23,9 +21,7 @@ MOST_PATH_BYTES = 4095
 VARIABLE = 'LLMFOUNDRY_GAUNTLET_CACHE'  # a directory, or OFF
 OFF = 'off'
 FOLDER = 'llmfoundry_gauntlet'  # in the user's cache directory
-TASK_TYPES = 'llmfoundry_gauntlet.task_types'  # each a subclass of Task
-METRICS = 'llmfoundry_gauntlet.metrics'  # each a function from a Task to its additional Metrics
-PERTURBATIONS = 'llmfoundry_gauntlet.perturbations'  # each a function from an Example to its variants
+TASK_TYPES = 'llmfoundry_gauntlet.task_types'  # entry points, each a subclass of Task
 
 
 def shipped(path: str | Path) -> Path:
@@ -71,62 +67,50 @@ def cache_folder(part: str) -> Path | None:
 
 
 @cache
-def installed(group: str) -> dict[str, EntryPoint]:
-    """Return a group's entry points sorted by name, without loading them. Raise ConfigError for duplicate names."""
+def installed_types() -> dict[str, EntryPoint]:
+    """Return the entry points of task types sorted by name, without loading them. Raise ConfigError for duplicates."""
     points: dict[str, EntryPoint] = {}
-    for point in sorted(entry_points(group=group), key=lambda point: point.name):
+    for point in sorted(entry_points(group=TASK_TYPES), key=lambda point: point.name):
         other = points.setdefault(point.name, point)
         if other.value != point.value:
             raise ConfigError(
-                f'{package_of(other)} and {package_of(point)} both have an entry point {point.name} in {group}; '
+                f'{package_of(other)} and {package_of(point)} both have an entry point {point.name} in {TASK_TYPES}; '
                 'uninstall one of them'
             )
     return points
 
 
 @cache
-def load_installed(group: str) -> dict[str, Any]:
-    """Return the objects of a group's entry points. Raise ConfigError if one cannot be imported."""
+def load_installed_types() -> dict[str, Any]:
+    """Return the objects of the entry points of task types. Raise ConfigError if one cannot be imported."""
     loaded = {}
-    for name, point in installed(group).items():
+    for name, point in installed_types().items():
         try:
             loaded[name] = point.load()
         except (ImportError, AttributeError, SyntaxError) as error:
-            raise plugin_error(group, name, f'cannot be loaded ({error}); fix or uninstall the package') from error
+            raise plugin_error(name, f'cannot be loaded ({error}); fix or uninstall the package') from error
     return loaded
 
 
-def call_installed(group: str, name: str, kind: type[Entry], *arguments: Any) -> list[Entry]:
-    """Call an entry point's function and return its items. Raise ConfigError if one is not of this kind."""
-    function = load_installed(group)[name]
-    allowed = f'allowed: a function that returns {kind.__name__} objects'
-    if not callable(function):
-        raise plugin_error(group, name, f'is {function!r}; {allowed}')
-    found = function(*arguments)
-    items = list(found) if isinstance(found, Iterable) else [found]
-    for item in items:
-        if not isinstance(item, kind):
-            raise plugin_error(group, name, f'returned {item!r}; {allowed}, in a list or one by one')
-    return items
-
-
-def plugin_error(group: str, name: str, problem: str) -> ConfigError:
-    """Return an error that names an entry point and its package."""
-    return ConfigError(f'{package_of(installed(group)[name])}: its entry point {name} in {group} {problem}')
+def plugin_error(name: str, problem: str) -> ConfigError:
+    """Return an error that names the entry point of a task type and its package."""
+    return ConfigError(f'{plugin_name(installed_types()[name])} {problem}')
 
 
 def plugin_of(traceback: TracebackType | None) -> str | None:
     """Return the entry point and package whose module is innermost in a traceback; None if there is none."""
-    modules = {
-        point.module.partition('.')[0]: f'{package_of(point)}: its entry point {name} in {group}'
-        for group in (TASK_TYPES, METRICS, PERTURBATIONS)
-        for name, point in installed(group).items()
-    }
-    found = None
+    names = {point.module.partition('.')[0]: plugin_name(point) for point in installed_types().values()}
+    innermost = None
     while traceback is not None:
-        found = modules.get(traceback.tb_frame.f_globals.get('__name__', '').partition('.')[0], found)
+        module = traceback.tb_frame.f_globals.get('__name__', '').partition('.')[0]
+        innermost = names.get(module, innermost)
         traceback = traceback.tb_next
-    return found
+    return innermost
+
+
+def plugin_name(point: EntryPoint) -> str:
+    """Return the name of an entry point, with its package, for messages."""
+    return f'{package_of(point)}: its entry point {point.name} in {TASK_TYPES}'
 
 
 def package_of(point: EntryPoint) -> str:

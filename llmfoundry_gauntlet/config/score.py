@@ -7,13 +7,12 @@ One entry is one dataset with all its perturbations. Defaults are those of the p
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.resources import PERTURBATIONS as PERTURBATIONS_GROUP
-from llmfoundry_gauntlet.config.resources import installed, path_problems
+from llmfoundry_gauntlet.config.resources import path_problems
 from llmfoundry_gauntlet.config.tasks import LABEL_PATTERN, MULTIPLE_CHOICE, TaskSpec, label_problems, task_key
 from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, raise_invalid_values, read_key, source_name
 from llmfoundry_gauntlet.errors import Problems, describe
@@ -79,9 +78,8 @@ class ScoreSpec:
         if self.is_math and self.answers == LIKELIHOOD:
             yield 'answers: likelihood needs options to choose from, and math has none; allowed: generate'
         for name in self.perturbations or ():
-            if name not in PERTURBATIONS and name not in installed(PERTURBATIONS_GROUP):
-                known = ', '.join((*PERTURBATIONS, *installed(PERTURBATIONS_GROUP)))
-                yield f'perturbations: {name!r} is unknown; allowed: {known}'
+            if name not in PERTURBATIONS:
+                yield f'perturbations: {name!r} is unknown; allowed: {", ".join(PERTURBATIONS)}'
         for name in ('perturbations', 'subsets', 'seeds'):
             values = getattr(self, name)
             if values is not None and (not values or len(set(values)) < len(values)):
@@ -118,20 +116,14 @@ class ScoreSpec:
 
     @property
     def applied(self) -> tuple[str, ...]:
-        """Return the perturbations to run: the paper's in its order, then those of plugins."""
-        wanted = sort_perturbations(self.perturbations or PERTURBATIONS)
-        return tuple(name for name in wanted if name not in self.does_not_apply)
+        """Return the perturbations to run, in the paper's order."""
+        wanted = self.perturbations or PERTURBATIONS
+        return tuple(name for name in PERTURBATIONS if name in wanted and name not in self.does_not_apply)
 
     @property
     def label(self) -> str:
         """Return the label of its task."""
         return f'score_{self.dataset}'
-
-
-def sort_perturbations(perturbations: Collection[str]) -> tuple[str, ...]:
-    """Return the paper's perturbations in its order, then the others."""
-    others = [name for name in perturbations if name not in PERTURBATIONS]
-    return (*(name for name in PERTURBATIONS if name in perturbations), *others)
 
 
 def read_score(source: Any, found: list[str]) -> dict[int, ScoreSpec]:
@@ -186,7 +178,8 @@ def merge(specs: Mapping[int, ScoreSpec], problems: Problems) -> dict[int, Score
         if replace(spec, perturbations=None) != replace(other, perturbations=None):
             problems.add(f'{SCORE_KEY}[{index}]', f'duplicate dataset {spec.dataset} with different settings')
         names = {*(spec.perturbations or PERTURBATIONS), *(other.perturbations or PERTURBATIONS)}
-        merged[place] = replace(other, perturbations=sort_perturbations(sorted(names)))
+        in_order = tuple(name for name in PERTURBATIONS if name in names)
+        merged[place] = replace(other, perturbations=in_order)
     return merged
 
 

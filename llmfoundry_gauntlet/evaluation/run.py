@@ -37,7 +37,7 @@ from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.keys import metric_stream
 from llmfoundry_gauntlet.metrics.metrics import task_score
 from llmfoundry_gauntlet.scoring.code.execution import submit
-from llmfoundry_gauntlet.tasks import Task, metrics_of
+from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
@@ -374,7 +374,7 @@ def summarize(
     scores = {
         key: task_score(
             key,
-            metrics_of(tasks[key]),
+            tasks[key].metrics(),
             task_results,
             allow_missing=allow_missing,
         )
@@ -422,7 +422,7 @@ def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
     tasks = {
         task.key: {
             'task': {name: value for name, value in task.keys.items() if name not in WITHOUT_EFFECT},
-            'metric': metrics_of(task)[0].name,
+            'metric': task.metrics()[0].name,
             'rows': (data.digests.get(task.key), data.subset_sizes.get(task.key)),
         }
         for task in data.suite.tasks

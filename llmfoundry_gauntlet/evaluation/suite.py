@@ -13,7 +13,7 @@ from llmfoundry_gauntlet.config.tasks import GENERATION_KEYS, MULTIPLE_CHOICE, S
 from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_partly, read_key, source_name
 from llmfoundry_gauntlet.errors import ConfigError, Problems, closest, describe, listed, suggestion
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
-from llmfoundry_gauntlet.tasks import Task, metrics_of, task_types
+from llmfoundry_gauntlet.tasks import Task, task_types
 
 OLDER_NAMES = {'question_answering': 'generation_task_with_answers'}  # former names of task types
 # Keys of tasks that earlier versions had. Their records hold them as null, which is read.
@@ -230,7 +230,7 @@ def decode_task(entry: Any, path: str, problems: Problems) -> Task | None:
             del entry[key]
     task: Task | None = decode_partly(kind, entry, path, problems)
     if task is not None:
-        check_metric_names(task, path, problems)
+        check_metrics(task, path, problems)
         if any(task.num_fewshot) and not task.has_shots:
             problems.add(
                 f'{path}.num_fewshot',
@@ -244,9 +244,12 @@ def yaml_keys(kind: type[Task]) -> set[str]:
     return {item.name for item in fields(kind)} - set(SETTINGS)
 
 
-def check_metric_names(task: Task, path: str, problems: Problems) -> None:
-    """Add a problem for each metric that the task type has under neither its current nor a former name."""
-    allowed = [*(metric.name for metric in metrics_of(task)), *task.older_metrics]
+def check_metrics(task: Task, path: str, problems: Problems) -> None:
+    """Add a problem for each metric that the task type has twice, or under neither its current nor a former name."""
+    names = [metric.name for metric in task.metrics()]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        problems.add(path, f'the task type {task.icl_task_type} has two metrics {name!r}; give each its own name')
+    allowed = [*names, *task.older_metrics]
     for name in task.metric_names or ():
         if RENAMED.get(name, name) not in allowed:
             problems.add(

@@ -119,7 +119,7 @@ class PerturbationScore:
     accuracy_best: Measure
     all_variants_right: Measure
     consistency_rate: Measure
-    consistency_rate_reference: Measure | None
+    consistency_rate_reference: Measure
     unparsed_rate: Measure
     num_questions: int
     num_incomplete: int
@@ -129,8 +129,8 @@ def perturbation_score(
     results: Sequence[VariantResult],
     *,
     macro: bool,
+    reference_consistency: Measure,
     equal: Callable[[str, str], bool] = operator.eq,
-    reference_consistency: Measure | None = None,
     allow_missing: bool = False,
 ) -> PerturbationScore:
     """Return all metrics of one perturbation; with `macro` accuracies are plain means over categories.

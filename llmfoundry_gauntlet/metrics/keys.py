@@ -94,8 +94,7 @@ def score_values(dataset: str, perturbation: str, score: PerturbationScore) -> I
         measure: Measure = getattr(score, name)
         yield f'{prefix}/{name}', measure.value
         yield f'{prefix}/{name}/standard_error', measure.standard_error
-    if score.consistency_rate_reference is not None:
-        yield f'{prefix}/consistency_rate_reference', score.consistency_rate_reference.value
+    yield f'{prefix}/consistency_rate_reference', score.consistency_rate_reference.value
     for name in ('unparsed_rate', 'accuracy_worst', 'accuracy_best', 'all_variants_right'):
         yield f'{prefix}/{name}', getattr(score, name).value
     for variant, measure in score.accuracy_by_variant.items():

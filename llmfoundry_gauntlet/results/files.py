@@ -381,7 +381,7 @@ def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
             record[field.name] = measure_record(value)
         elif isinstance(value, Mapping):
             record[field.name] = {name: measure_record(measure) for name, measure in value.items()}
-        elif value is not None:
+        else:
             record[field.name] = value
     return record
 

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from llmfoundry_gauntlet.config.resources import (
-    METRICS,
-    TASK_TYPES,
-    call_installed,
-    installed,
-    load_installed,
-    plugin_error,
-)
-from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.metrics.metrics import Metric
+from llmfoundry_gauntlet.config.resources import load_installed_types, plugin_error
 from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.tasks.code import CodeTask
 from llmfoundry_gauntlet.tasks.generation import GenerationTask
@@ -21,7 +12,7 @@ from llmfoundry_gauntlet.tasks.language_modeling import LanguageModelingTask
 from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.schema import SchemaTask
 
-__all__ = ['Task', 'metrics_of', 'task_types']
+__all__ = ['Task', 'task_types']
 
 OWN: tuple[type[Task], ...] = (LanguageModelingTask, MultipleChoiceTask, SchemaTask, GenerationTask, CodeTask)
 
@@ -30,27 +21,12 @@ OWN: tuple[type[Task], ...] = (LanguageModelingTask, MultipleChoiceTask, SchemaT
 def task_types() -> dict[str, type[Task]]:
     """Return the types that a task of a YAML file can have, by `icl_task_type`. Raise ConfigError."""
     types = {kind.type_name: kind for kind in OWN}
-    for name, kind in load_installed(TASK_TYPES).items():
+    for name, kind in load_installed_types().items():
         if not (isinstance(kind, type) and issubclass(kind, Task)):
-            raise plugin_error(TASK_TYPES, name, f'is {kind!r}; allowed: a subclass of Task')
+            raise plugin_error(name, f'is {kind!r}; allowed: a subclass of Task')
         own_name = getattr(kind, 'type_name', None)
         if not isinstance(own_name, str) or own_name in types:
             known = ', '.join(types)
-            raise plugin_error(TASK_TYPES, name, f'has the type_name {own_name!r}; allowed: text other than {known}')
+            raise plugin_error(name, f'has the type_name {own_name!r}; allowed: text other than {known}')
         types[own_name] = kind
     return types
-
-
-def metrics_of(task: Task) -> tuple[Metric, ...]:
-    """Return a task's metrics, the accuracy first, those of installed packages last; none for SCORE.
-
-    Raise ConfigError if two have the same name.
-    """
-    own = task.metrics()
-    if not own:
-        return ()
-    metrics = [*own, *(metric for name in installed(METRICS) for metric in call_installed(METRICS, name, Metric, task))]
-    names = [metric.name for metric in metrics]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f'{task.label}: {", ".join(twice)} names two metrics; an installed one needs another name')
-    return tuple(metrics)

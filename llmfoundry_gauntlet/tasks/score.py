@@ -16,7 +16,6 @@ from llmfoundry_gauntlet.config.score import (
     DATASETS,
     LIKELIHOOD,
     MMLU_PRO,
-    PERTURBATIONS,
     REFERENCE,
     ScoreSpec,
 )
@@ -77,10 +76,8 @@ UNPARSED = 'no answer found in the generation'
 FIX_TABLE = 'to_be_fixed_questions.json'
 
 
-def score_of(
-    spec: ScoreSpec, perturbation: str, results: Sequence[ItemResult], *, allow_missing: bool
-) -> PerturbationScore:
-    """Return the metrics of one perturbation; the reference's consistency rate exists only for its own three."""
+def score_of(spec: ScoreSpec, results: Sequence[ItemResult], *, allow_missing: bool) -> PerturbationScore:
+    """Return the metrics of one perturbation."""
     variants = [variant_result(result, is_math=spec.is_math) for result in results]
     if spec.is_math:
         compare_all(spec, variants)
@@ -98,7 +95,7 @@ def score_of(
         variants,
         macro=spec.dataset == MMLU_PRO,
         equal=equality(spec, reference=False),
-        reference_consistency=reference if perturbation in PERTURBATIONS else None,
+        reference_consistency=reference,
         allow_missing=allow_missing,
     )
 
@@ -212,9 +209,7 @@ class ScoreTask(Task):
         by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in spec.applied}
         for result in results:
             by_perturbation[perturbation_of(result.key.variant or '')].append(result)
-        scores = {
-            name: score_of(spec, name, part, allow_missing=allow_missing) for name, part in by_perturbation.items()
-        }
+        scores = {name: score_of(spec, part, allow_missing=allow_missing) for name, part in by_perturbation.items()}
         if spec.is_math:
             shared_comparer().close()  # no worker process outlives an evaluation
         return scores

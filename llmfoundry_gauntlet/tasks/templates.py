@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.resources import PERTURBATIONS, call_installed, shipped
+from llmfoundry_gauntlet.config.resources import shipped
 from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
 from llmfoundry_gauntlet.config.yaml import decode
 from llmfoundry_gauntlet.data.score_rows import LETTERS, LetteredQuestion, MathQuestion
@@ -48,8 +48,7 @@ NO_TEMPLATE = Template('')
 class Templates:
     """The prompts of a dataset: a single one for option order and non-greedy sampling, ten for the prompt perturbation.
 
-    Prompts that no perturbation in use needs may be missing; then they are NO_TEMPLATE or empty. Perturbations from
-    installed packages use `non_greedy`.
+    Prompts that no perturbation in use needs may be missing; then they are NO_TEMPLATE or empty.
     """
 
     option_order: Template
@@ -76,8 +75,7 @@ def read_templates(spec: ScoreSpec, data_root: str | Path) -> Templates:
     found: dict[str, list[Template]] = {}
     for perturbation, key in KEYS.items():
         if key not in content:
-            is_of_plugins = perturbation == NON_GREEDY and not set(spec.applied) <= set(KEYS)
-            if perturbation in spec.applied or is_of_plugins:
+            if perturbation in spec.applied:
                 problems.add('', f"the key '{key}' is missing; found: {', '.join(map(str, content))}")
             continue
         entries = {key: content[key]}
@@ -184,16 +182,13 @@ def non_greedy(example: Example, spec: ScoreSpec, templates: Templates) -> Itera
 
 
 Perturbation = Callable[[Example, ScoreSpec, Templates], Iterator[Example]]
-OWN: dict[str, Perturbation] = {OPTION_ORDER: option_order, PROMPT: prompt_templates, NON_GREEDY: non_greedy}
+BY_NAME: dict[str, Perturbation] = {OPTION_ORDER: option_order, PROMPT: prompt_templates, NON_GREEDY: non_greedy}
 
 
 def variants(example: Example, spec: ScoreSpec, templates: Templates) -> Iterator[Example]:
     """Yield all variants of a question."""
     for name in spec.applied:
-        if name in OWN:
-            yield from OWN[name](example, spec, templates)
-        else:
-            yield from call_installed(PERTURBATIONS, name, Example, example, spec, templates)
+        yield from BY_NAME[name](example, spec, templates)
 
 
 def variant(example: Example, name: str, question: LetteredQuestion | MathQuestion, template: Template) -> Example:

@@ -44,7 +44,8 @@ def always(letter: str, num_options: int, gold: str, row: int = 0) -> list[Varia
 
 
 def score(results, **settings):
-    return perturbation_score(results, **{'macro': False, **settings})
+    not_computed = Measure(value=None, reason='is tested by itself')
+    return perturbation_score(results, **{'macro': False, 'reference_consistency': not_computed, **settings})
 
 
 def test_accuracy_and_consistency_are_means_over_questions():

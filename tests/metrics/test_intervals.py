@@ -17,7 +17,6 @@ from llmfoundry_gauntlet.metrics.statistics import interval, mean_over_clusters
 from llmfoundry_gauntlet.results.report.printing import absences
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
 from llmfoundry_gauntlet.results.report.tables import Column
-from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.types import Measure
 
 Z = 1.959963984540054
@@ -28,7 +27,7 @@ GENERATION = {'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 
 
 def generation_metrics() -> dict[str, Metric]:
     (task,) = decode_tasks({'label': 'g', **GENERATION})
-    return {metric.name: metric for metric in metrics_of(task)}
+    return {metric.name: metric for metric in task.metrics()}
 
 
 def decode_tasks(*entries):

@@ -19,7 +19,6 @@ from llmfoundry_gauntlet.metrics.metrics import (
     gold_bits_per_byte,
     task_score,
 )
-from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.types import ItemResult, TaskScore
 
 ACCURACY = 'InContextLearningLMAccuracy'
@@ -75,7 +74,7 @@ def test_each_task_type_has_its_likelihood_metrics(kind: str, expected: list[str
     upstream = f'InContextLearning{"LM" if kind == "language_modeling" else "MC"}ExpectedCalibrationError'
     keys = {'icl_task_type': kind, 'metric_names': [upstream]}
     suite = load_suite([{'label': 'copa', 'dataset_uri': 'x', 'num_fewshot': [0], **keys}])
-    assert [metric.name for metric in metrics_of(suite.tasks[0])] == expected
+    assert [metric.name for metric in suite.tasks[0].metrics()] == expected
     assert suite.warnings == (f'copa: metric_names: {upstream} is not supported by this version; it is left out',)
 
 

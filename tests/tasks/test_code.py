@@ -19,7 +19,6 @@ from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.metrics import compute_metric, passes_at, task_score
 from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON
 from llmfoundry_gauntlet.scoring.text import cut_at_stops
-from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.types import GenerateRequest, Generation, ItemKey, ItemResult, Sampling, StopRule
 
@@ -95,7 +94,7 @@ def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_toke
     results = prepared.results(outputs)
     assert [result.score for result in results.values()] == [1, 0, 0, 0, 1, 0]
     assert {result.reason for result in results.values()} == {None, 'call 1: the result is not the expected one'}
-    found = task_score('t/0-shot', metrics_of(task(pass_at_k=[1, 2], num_beams=3)), [*results.values()]).metrics
+    found = task_score('t/0-shot', task(pass_at_k=[1, 2], num_beams=3).metrics(), [*results.values()]).metrics
     names = ('InContextLearningCodeEvalAccuracy', 'TruncatedShare', 'PassAt1', 'PassAt2')
     values = dict(zip(names, (1 / 3, None, 1 / 3, 1 - 1 / 3), strict=True))
     assert {name: measure.value for name, measure in found.items()} == pytest.approx(values)
@@ -249,7 +248,7 @@ def test_pass_at_1_is_one_number_the_mean_over_problems_also_where_programs_are_
     """Of five problems 4, 4, 4, 3, 1 programs are scored; 4, 3, 0, 0, 0 pass: over programs it were 7 / 16."""
     scored = [[1.0] * 4, [1.0, 1.0, 1.0, 0.0], [0.0] * 4, [0.0] * 3 + [None], [0.0] + [None] * 3]
     results = [item(row, credit, sample=n) for row, credits in enumerate(scored) for n, credit in enumerate(credits)]
-    found = task_score('t/0-shot', metrics_of(task(pass_at_k=[1], num_beams=4)), results, allow_missing=True).metrics
+    found = task_score('t/0-shot', task(pass_at_k=[1], num_beams=4).metrics(), results, allow_missing=True).metrics
     shares = [1.0, 0.75, 0.0, 0.0, 0.0]
     error = (sum((share - 0.35) ** 2 for share in shares) / 4 / 5) ** 0.5
     for name in ('InContextLearningCodeEvalAccuracy', 'PassAt1'):

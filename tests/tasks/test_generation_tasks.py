@@ -12,7 +12,6 @@ import pytest
 from llmfoundry_gauntlet.errors import DataError, ModelError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.metrics.metrics import task_score
-from llmfoundry_gauntlet.tasks import metrics_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.generation import OpenQuestion
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
@@ -322,7 +321,7 @@ def test_metrics_are_means_over_items_and_absent_only_where_an_item_lacks_one(ch
     unknown = replace(results[0], metrics={name: results[0].metrics[name] for name in ('StrictMatch', 'NumericMatch')})
     names = ('InContextLearningGenerationExactMatchAccuracy', 'StrictMatch', 'NumericMatch', 'TruncatedShare')
     for first, last in ((results[0], 1 / 4), (unknown, None)):
-        found = task_score('t/0-shot', metrics_of(with_thoughts()), [first, *results[1:]]).metrics
+        found = task_score('t/0-shot', with_thoughts().metrics(), [first, *results[1:]]).metrics
         values = dict(zip(names, (3 / 4, 1 / 4, 2 / 4, last), strict=True))
         assert {name: measure.value for name, measure in found.items()} == values
     assert '1 of 4' in found['TruncatedShare'].reason

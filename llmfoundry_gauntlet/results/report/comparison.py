@@ -14,7 +14,7 @@ from llmfoundry_gauntlet.metrics.consistency import NO_ITEMS, PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.results.report.scores import tasks_of_composites
 from llmfoundry_gauntlet.results.runs import Run
-from llmfoundry_gauntlet.tasks import Task, metrics_of
+from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
 
@@ -273,7 +273,7 @@ def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | N
     Raise ConfigError if no task has the given metric.
     """
     metric = RENAMED.get(metric or '', metric)
-    known = {key: [one.name for one in metrics_of(tasks[key])] for key in keys}
+    known = {key: [one.name for one in tasks[key].metrics()] for key in keys}
     names = {key: metric or found[0] for key, found in known.items() if found and metric in (None, *found)}
     if metric is not None and not names:
         allowed = sorted({name for found in known.values() for name in found})
