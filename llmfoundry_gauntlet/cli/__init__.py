@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.metadata
+import os
 import sys
 from types import TracebackType
 from typing import Annotated
@@ -79,7 +80,8 @@ def exit_without_traceback(
 ) -> None:
     """Print the error that ended the program, if any, and exit with its status."""
     if isinstance(error, GauntletError):
-        print_problems(error)
+        if is_first_to_say(str(error)):
+            print_problems(error)
         raise SystemExit(MISTAKE)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         print(f'error: {str(error.filename)[:MOST_SHOWN]}...: {error.strerror}; give another path', file=sys.stderr)
@@ -90,5 +92,15 @@ def exit_without_traceback(
         text = ' '.join(f'{kind.__name__}: {error}'.split())
         plugin = plugin_of(traceback)
         where = 'internal error' if plugin is None else f'{plugin} failed'
-        print(f'error: {where}: {text}; rerun with --traceback to see where', file=sys.stderr)
+        if is_first_to_say(text):
+            print(f'error: {where}: {text}; rerun with --traceback to see where', file=sys.stderr)
         raise SystemExit(BROKEN if plugin is None else MISTAKE)
+
+
+def is_first_to_say(text: str) -> bool:
+    """Return whether this rank is to print an error, which the other ranks of a launcher may have too."""
+    if int(os.environ.get('WORLD_SIZE', '1')) == 1:
+        return True  # without importing torch
+    from llmfoundry_gauntlet.runtime import distributed
+
+    return distributed.is_first_to_say(text)

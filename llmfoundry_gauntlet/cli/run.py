@@ -78,6 +78,7 @@ def run(
     from llmfoundry_gauntlet.results.runs import find_evaluations
 
     start_logging()
+    is_first_rank = os.environ.get('RANK', '0') == '0'  # the ranks of a launcher have the same scores
     problems = []
     if [model, outputs, recorded].count(None) != 2:
         problems.append('give one of --model, --outputs and --from (a model, generations, an earlier run)')
@@ -111,12 +112,12 @@ def run(
         elif model is not None:
             run_model(model, settings, form, dry_run=dry_run)
     except UnwrittenError as error:
-        print_unwritten(error, form)
+        if is_first_rank:
+            print_unwritten(error, form)
         if model is None:
             raise RecordError([f'{problem}, then run the same command again' for problem in error.problems]) from error
         raise
-    # The ranks of a launcher have the same scores.
-    if out is not None and not dry_run and os.environ.get('RANK', '0') == '0':
+    if out is not None and not dry_run and is_first_rank:
         print_scores(find_evaluations([out]), form)
 
 

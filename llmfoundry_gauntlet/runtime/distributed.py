@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import hashlib
 import itertools
 import logging
 import os
@@ -114,30 +115,52 @@ def sum_over_ranks(tensor: torch.Tensor) -> None:
 
 @contextmanager
 def raised_on_all_ranks() -> Iterator[None]:
-    """Raise an expected error of any rank on all ranks, which must all enter the context.
+    """Raise an error of any rank on all ranks, which must all enter the context; of several that of the first rank.
 
-    An unexpected one ends the other ranks with a RuntimeError, so that they do not wait for its rank.
+    A GauntletError or OSError has its type and message on every rank, and its traceback on its own. Another error is
+    not expected: it is raised on its own rank, and ends the others with a RuntimeError that quotes it.
     """
-    problem: Exception | None = None
+    own: Exception | None = None
     try:
         yield
     except (GauntletError, OSError) as error:
-        problem = error
-    except Exception:  # raised again, once the others know
-        gather(RuntimeError(f'rank {global_rank()} failed'))
+        own = error
+    except Exception as error:  # raised once the others know, which would wait for this rank
+        gather(RuntimeError(f'rank {global_rank()} failed: {type(error).__name__}: {error}'))
         raise
-    for found in gather(problem):
-        if found is not None:
-            raise found
+    errors_by_rank = gather(own)
+    failed_ranks = [rank for rank, error in enumerate(errors_by_rank) if error is not None]
+    if not failed_ranks:
+        return
+    first = failed_ranks[0]
+    if own is not None and first == global_rank():
+        raise own
+    copied = errors_by_rank[first]
+    assert copied is not None
+    copied.add_note(f'raised on rank {first}')
+    raise copied
 
 
 def on_first_rank(work: Callable[[], Returned]) -> Returned:
-    """Call a function on rank 0 and return its result on all ranks; its expected errors are raised on all ranks."""
-    found: list[Returned] = []
+    """Call a function on rank 0 and return its result on all ranks; its errors are raised on all ranks."""
+    result: Any = None
     with raised_on_all_ranks():
         if global_rank() == 0:
-            found.append(work())
-    return broadcast(found)[0]
+            result = work()
+    returned: Returned = broadcast(result)
+    return returned
+
+
+def is_first_to_say(text: str) -> bool:
+    """Return whether this rank is the first to say something that several ranks may say, such as the same error.
+
+    It needs no process group, as errors come before there is one. Without torchrun, whose store is there from the
+    beginning, every rank is the first.
+    """
+    # Set by torchrun: `TORCHELASTIC_USE_AGENT_STORE` in docs/compatibility.md.
+    if os.environ.get('TORCHELASTIC_USE_AGENT_STORE') != 'True':
+        return True
+    return count(f'said_{hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()}', 1) <= 1
 
 
 def meet() -> None:

@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.evaluation.inputs import check_named_files
 from llmfoundry_gauntlet.results.interrupts import Interrupted, exit_on_signals, with_remedy
 from llmfoundry_gauntlet.results.report.printing import print_runs, print_scores, print_unwritten
 from llmfoundry_gauntlet.results.runs import find_evaluations
-from llmfoundry_gauntlet.runtime.distributed import global_rank, world_size
+from llmfoundry_gauntlet.runtime.distributed import global_rank, is_first_to_say, world_size
 from llmfoundry_gauntlet.runtime.evaluate import evaluate, hardware_of
 
 
@@ -74,8 +74,9 @@ def evaluate_models(config: Mapped) -> int:
             evaluate_interruptibly(arguments_of(config, model), done)
             done.append(model)
         except GauntletError as error:
-            print(f'{model.name} was not evaluated:', file=sys.stderr)
-            print_problems(error)
+            if is_first_to_say(f'{model.name}: {error}'):
+                print(f'{model.name} was not evaluated:', file=sys.stderr)
+                print_problems(error)
     if done and global_rank() == 0:
         print_models(Path(config.values['out']), done)
     if len(done) == len(config.models):

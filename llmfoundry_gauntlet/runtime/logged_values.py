@@ -77,7 +77,7 @@ def logger_errors(logger: object) -> Caught:
 def warn_of_failure(logger: object, batch: int, error: BaseException) -> None:
     """Warn that a logger did not take the metrics of an evaluation."""
     log.warning(
-        '%s failed to log the metrics of batch %d: %s: %s. Training and the other loggers continue',
+        '%s failed to log the metrics of batch %d: %s: %s. Everything else continues',
         type(logger).__name__,
         batch,
         type(error).__name__,

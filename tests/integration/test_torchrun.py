@@ -80,13 +80,32 @@ def test_watch_evaluates_each_checkpoint_once_and_its_status_is_that_of_the_dama
     assert run(*watch, num_ranks=2).returncode == 1
 
 
-def test_a_mistake_in_the_settings_ends_all_ranks(folder: Path, tmp_path: Path):
+def test_a_mistake_in_the_settings_ends_all_ranks_with_one_message(folder: Path, tmp_path: Path):
+    """Mutation: every rank prints it."""
     done = run(*GAUNTLET, 'run', *options_of(folder), '--out', tmp_path / 'out', '--only', 'colour', num_ranks=2)
+
     assert done.returncode != 0
-    assert 'error: colour: ' in done.stderr
+    assert done.stderr.count('error: colour: ') == 1
     # The only traceback is torchrun's own, with the exit status of the rank that failed first.
     assert re.search(r'exitcode *: 2', done.stderr) and str(ROOT / 'llmfoundry_gauntlet') not in done.stderr
     assert not (tmp_path / 'out').exists()
+
+
+def test_models_of_a_file_that_cannot_be_evaluated_are_named_once(folder: Path, tmp_path: Path):
+    settings = {name: value for name, value in settings_of(folder).items() if name not in ('model', 'tasks')}
+    missing = {
+        'model_name': 'gone',
+        'model': {'name': 'hf_causal_lm', 'pretrained_model_name_or_path': '/nowhere/model'},
+        'tokenizer': {'name': '/nowhere/model'},
+    }
+    tasks = tiny.settings_of(folder)['tasks']
+    settings |= {'models': [missing], 'icl_tasks': str(tasks), 'out': str(tmp_path / 'out')}
+    (tmp_path / 'eval.yaml').write_text(json.dumps(settings))
+
+    done = run(*GAUNTLET, 'eval', tmp_path / 'eval.yaml', num_ranks=2)
+
+    assert done.returncode != 0
+    assert done.stderr.count('gone was not evaluated:') == done.stderr.count('error: /nowhere/model: ') == 1
 
 
 def test_items_of_both_ranks_are_kept_at_a_sigterm_and_one_rank_goes_on_with_them(folder: Path, tmp_path: Path):
