@@ -11,8 +11,10 @@ from programs import sandbox
 from score_runs import write_score_files
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation.inputs import load_data
+from llmfoundry_gauntlet.errors import DataError
+from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
 from llmfoundry_gauntlet.results.external import Answer, score_answers
+from llmfoundry_gauntlet.scoring import mathematics
 from llmfoundry_gauntlet.scoring.reasoning import UNFINISHED_REASONING
 from llmfoundry_gauntlet.types import ItemResult
 
@@ -150,20 +152,48 @@ def test_the_reference_knows_no_reasoning(score: Score, task: str, expected: str
     assert (found.answer, found.reason) == (expected, None)
 
 
-def test_a_model_that_repeats_the_prompts_of_math_has_no_answers(write_jsonl, tmp_path: Path):
-    """All ten prompts hold `boxed{answer}`; the answers were consistent. Mutation: no placeholders in `answer_of`."""
+@pytest.fixture
+def math_data(write_jsonl, tmp_path: Path) -> EvaluationData:
+    """Return SCORE on a single problem of MATH."""
     problem = {'problem': '1+1?', 'level': 'Level 1', 'type': 'Algebra', 'solution': r'$\boxed{2}$'}
     write_jsonl('score/hendrycks_math/algebra.jsonl', [problem])
-    wanted: dict[str, Any] = {'score': [{'dataset': 'math'}], 'data_root': str(tmp_path)}
-    data = load_data(decode_settings(wanted))
-    ((_, examples),) = data.examples.items()
+    return load_data(decode_settings({'score': [{'dataset': 'math'}], 'data_root': str(tmp_path)}))
+
+
+def test_the_processes_that_compare_answers_end_with_the_evaluation(math_data, monkeypatch):
+    started: list[mathematics.Worker] = []
+
+    class RecordedWorker(mathematics.Worker):
+        def __init__(self, limits: mathematics.ComparisonLimits) -> None:
+            super().__init__(limits)
+            started.append(self)
+
+    monkeypatch.setattr(mathematics, 'Worker', RecordedWorker)
+    (examples,) = math_data.examples.values()
+    answers = [
+        Answer(task=MATH, num_shots=0, row=0, variant=example.variant, file='algebra', text=rf'$\boxed{{x+{place}}}$')
+        for place, example in enumerate(examples)
+    ]
+
+    score_answers(math_data, [('here', answer) for answer in answers])
+    num_of_complete = len(started)
+    with pytest.raises(DataError):
+        score_answers(math_data, [('here', answer) for answer in answers[1:]])  # one is missing
+
+    assert 0 < num_of_complete < len(started)
+    assert [worker for worker in started if worker.process.poll() is None] == []
+
+
+def test_a_model_that_repeats_the_prompts_of_math_has_no_answers(math_data: EvaluationData):
+    """All ten prompts hold `boxed{answer}`; the answers were consistent. Mutation: no placeholders in `answer_of`."""
+    ((_, examples),) = math_data.examples.items()
     instructions = {example.variant: example.content.template.text('') for example in examples}
     assert all(r'\boxed{answer}' in text for text in instructions.values())
     answers = [
         Answer(task=MATH, num_shots=0, row=0, variant=variant, file='algebra', text=text)
         for variant, text in instructions.items()
     ]
-    evaluation = score_answers(data, [('here', answer) for answer in answers])
+    evaluation = score_answers(math_data, [('here', answer) for answer in answers])
     (by_perturbation,) = evaluation.robustness.values()
     assert set(by_perturbation) == {'prompt', 'non_greedy'}
     for score in by_perturbation.values():

@@ -362,7 +362,11 @@ def show_scoring(
 
 def rule_of(task: Task) -> str:
     """Return the first line of the documentation of a task's scorer; its name if it has none, as in a plug-in."""
-    kind, name = type(task), 'score_program' if task.runs_programs else 'score'
+    kind, name = type(task), 'score'
+    if task.runs_programs:
+        name = 'score_program'
+    elif task.compares_answers:
+        name = 'score_compared'
     lines = inspect.cleandoc(getattr(kind, name).__doc__ or '').splitlines()
     return lines[0] if lines else f'{kind.__module__}.{kind.__qualname__}.{name}'
 
@@ -388,6 +392,7 @@ def score_text_answer(
 ) -> ItemResult:
     """Score a generation. Raise ConfigError if it cannot be scored or its program cannot be run."""
     from llmfoundry_gauntlet.results.external import Answer, AnswerError, score_answer
+    from llmfoundry_gauntlet.scoring.mathematics import Comparer
     from llmfoundry_gauntlet.tasks.code import sandbox_of
     from llmfoundry_gauntlet.tasks.items import untokenized_items
 
@@ -397,7 +402,8 @@ def score_text_answer(
     item, _ = next(untokenized_items(task, examples, [asked]))
     try:
         given = Answer(task=task.label, num_shots=task.num_fewshot[0], row=asked.row, text=answer)
-        return score_answer(item, given, task, sandbox)
+        with Comparer() as comparer:
+            return score_answer(item, given, task, sandbox, comparer)
     except AnswerError as error:
         raise ConfigError(
             f'--answer: {error}; {task.key} is scored by the probabilities of its continuations'

@@ -37,6 +37,7 @@ from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.keys import metric_stream
 from llmfoundry_gauntlet.metrics.metrics import task_score
 from llmfoundry_gauntlet.scoring.code.execution import submit
+from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
@@ -119,8 +120,11 @@ class PreparedEvaluation:
         items = {key: item for key, item in self.items.items() if key in keys}
         return replace(self, data=with_subsets(self.data, subsets), items=items)
 
-    def results(self, outputs: Iterable[Output]) -> dict[ItemKey, ItemResult]:
-        """Return the scored items without duplicates, running generated programs concurrently."""
+    def results(self, outputs: Iterable[Output], comparer: Comparer | None = None) -> dict[ItemKey, ItemResult]:
+        """Return the scored items without duplicates, running generated programs concurrently.
+
+        Tasks with mathematical answers require the `comparer`.
+        """
         scored: dict[ItemKey, ItemResult | Future[ItemResult]] = {}
         for output in outputs:
             if output.key not in scored:
@@ -128,7 +132,7 @@ class PreparedEvaluation:
                 if self.tasks[output.key.task].runs_programs:
                     scored[output.key] = submit(self._result, item, output)
                 else:
-                    scored[output.key] = self._result(item, output)
+                    scored[output.key] = self._result(item, output, comparer)
         return {key: found.result() if isinstance(found, Future) else found for key, found in scored.items()}
 
     def unscorable(self) -> dict[ItemKey, ItemResult]:
@@ -137,8 +141,8 @@ class PreparedEvaluation:
             key: self._result(item, None) for key, item in self.items.items() if item.request.unscorable is not None
         }
 
-    def _result(self, item: Item, output: Output | None) -> ItemResult:
-        return item_result(item, output, self.tasks[item.key.task], sandbox=self.data.sandbox)
+    def _result(self, item: Item, output: Output | None, comparer: Comparer | None = None) -> ItemResult:
+        return item_result(item, output, self.tasks[item.key.task], sandbox=self.data.sandbox, comparer=comparer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,9 +350,15 @@ def holds(request: ScoreRequest, token: int) -> bool:
 
 
 def conclude(
-    planned: PlannedEvaluation, results: Mapping[ItemKey, ItemResult], seconds: Mapping[str, float]
+    planned: PlannedEvaluation,
+    results: Mapping[ItemKey, ItemResult],
+    seconds: Mapping[str, float],
+    comparer: Comparer | None = None,
 ) -> Evaluation:
-    """Return the evaluation's scores and composites. Raise RuntimeError if an item is missing or unknown."""
+    """Return the evaluation's scores and composites. Raise RuntimeError if an item is missing or unknown.
+
+    Tasks with mathematical answers require the `comparer`.
+    """
     results = {**planned.unscorable(), **results}
     missing = planned.items.keys() - results.keys()
     unknown = results.keys() - planned.items.keys()
@@ -358,7 +368,7 @@ def conclude(
     by_task: dict[str, list[ItemResult]] = {key: [] for key in planned.tasks}
     for key in planned.items:  # in row order
         by_task[key.task].append(results[key])
-    return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned)
+    return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned, comparer=comparer)
 
 
 def summarize(
@@ -368,9 +378,13 @@ def summarize(
     seconds: Mapping[str, float],
     *,
     planned: PlannedEvaluation | None = None,
+    comparer: Comparer | None = None,
     allow_missing: bool = False,
 ) -> Evaluation:
-    """Compute all scores and composites from results by task; `allow_missing` leaves out unscored items."""
+    """Compute all scores and composites from results by task; `allow_missing` leaves out unscored items.
+
+    Tasks with mathematical answers require the `comparer`, which compares those to the variants of a question.
+    """
     scores = {
         key: task_score(
             key,
@@ -390,7 +404,7 @@ def summarize(
         robustness={
             tasks[key].dataset_uri: found
             for key, task_results in results.items()
-            if (found := tasks[key].robustness(task_results, allow_missing=allow_missing)) is not None
+            if (found := tasks[key].robustness(task_results, comparer, allow_missing=allow_missing)) is not None
         },
         seconds=dict(seconds),
     )

@@ -23,6 +23,7 @@ from llmfoundry_gauntlet.evaluation.run import Evaluation, summarize
 from llmfoundry_gauntlet.results.samples import numbers
 from llmfoundry_gauntlet.scoring.code.execution import workers
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
+from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.scoring.reasoning import read_generation
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.base import by_category, draw_seed
@@ -178,6 +179,14 @@ def score_answers(
     Raise DataError with every answer that is unknown, duplicate or invalid and, unless `allow_missing`, with every item
     without an answer.
     """
+    with Comparer() as comparer:
+        return score_all(data, answers, comparer, allow_missing=allow_missing)
+
+
+def score_all(
+    data: EvaluationData, answers: Iterable[tuple[str, Answer]], comparer: Comparer, *, allow_missing: bool
+) -> Evaluation:
+    """Return the evaluation of these answers; the comparer compares those to MATH problems. Raise DataError."""
     started = time.perf_counter()
     data = with_programs(data)
     tasks = data.tasks
@@ -199,7 +208,7 @@ def score_answers(
                 if tasks[key.task].runs_programs and answer.text is not None:
                     found[key] = workers().submit(score_answer, asked[key], answer, tasks[key.task], data.sandbox)
                 else:
-                    found[key] = score_answer(asked[key], answer, tasks[key.task], data.sandbox)
+                    found[key] = score_answer(asked[key], answer, tasks[key.task], data.sandbox, comparer)
             except AnswerError as error:
                 problems.append(f'{place}: {item_name(key, key.row)}: {error}')
     except DataError as error:  # from read_answers, at the end of the file: lines that are not valid answers
@@ -221,7 +230,7 @@ def score_answers(
         by_task[key.task].append(result.result() if isinstance(result, Future) else result)
     seconds = time.perf_counter() - started
     shares = {key: seconds * len(results) / len(asked) for key, results in by_task.items()}
-    return summarize(data, tasks, by_task, shares, allow_missing=allow_missing)
+    return summarize(data, tasks, by_task, shares, comparer=comparer, allow_missing=allow_missing)
 
 
 def items_in_row_order(data: EvaluationData, key: str) -> list[Item]:
@@ -264,13 +273,18 @@ def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
     return checked
 
 
-def score_answer(item: Item, answer: Answer, task: Task, sandbox: Sandbox | None) -> ItemResult:
-    """Score an item's answer, running programs in the sandbox. Raise AnswerError for an unusable answer."""
+def score_answer(
+    item: Item, answer: Answer, task: Task, sandbox: Sandbox | None, comparer: Comparer | None = None
+) -> ItemResult:
+    """Score an item's answer, running programs in the sandbox. Raise AnswerError for an unusable answer.
+
+    Tasks with mathematical answers require the `comparer`.
+    """
     written = Generation(key=item.key, text=answer.text or '')
     if task.generates:
         if answer.text is None:
             raise AnswerError('has no text; a generation is required')
-        return item_result(item, written, task, sandbox=sandbox)
+        return item_result(item, written, task, sandbox=sandbox, comparer=comparer)
     logprobs = numbers(answer.logprobs)
     if logprobs is None:
         reading = read_generation(written.text, StopRule(), task.reasoning())

@@ -29,6 +29,7 @@ from llmfoundry_gauntlet.results.report.scores import (
     short_names,
 )
 from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
+from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import score_task
 from llmfoundry_gauntlet.types import ItemResult
@@ -243,11 +244,16 @@ def recorded_task(spec: Mapping[str, Any], problems: Problems) -> Task | None:
 
 
 def summarize_again(run: Run, gauntlet: GauntletSpec | None, *, allow_missing: bool) -> Evaluation:
-    """Recompute all metrics of a run from its items with this version's code, with another gauntlet if given."""
+    """Recompute all metrics of a run from its items with this version's code, with another gauntlet if given.
+
+    Answers to MATH problems are compared again, by processes that end with it.
+    """
     data = run.data
     if gauntlet is not None:
         data = replace(data, suite=replace(data.suite, gauntlet=gauntlet))
-    return summarize(data, run.tasks, run.results, run.record['timing']['tasks'], allow_missing=allow_missing)
+    seconds = run.record['timing']['tasks']
+    with Comparer() as comparer:
+        return summarize(data, run.tasks, run.results, seconds, comparer=comparer, allow_missing=allow_missing)
 
 
 Scored = Evaluation | Run

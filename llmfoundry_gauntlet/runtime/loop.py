@@ -27,6 +27,7 @@ from llmfoundry_gauntlet.runtime.step_clock import StepClock
 from llmfoundry_gauntlet.runtime.time_budget import TimeBudget
 from llmfoundry_gauntlet.runtime.writer import Results, ResultWriter
 from llmfoundry_gauntlet.scoring.code.execution import num_programs_run
+from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.types import ItemResult
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class EvaluationLoop:
         self.runner = ModelRunner(model, prepared)
         self.launcher = Launcher(self.runner)
         self.programs = BackgroundPrograms()
+        self.comparer = Comparer()  # which starts processes at the first MATH answer, until `stop`
         self.clock = StepClock(prepared.tasks)
 
         # The current evaluation.
@@ -111,7 +113,7 @@ class EvaluationLoop:
             runner=self.runner,
             launcher=self.launcher,
             programs=self.programs,
-            writer=ResultWriter(self.everything, self.journal, count),
+            writer=ResultWriter(self.everything, self.journal, self.comparer, count),
             clock=self.clock,
         )
         for run in plan_run.steps():
@@ -210,7 +212,8 @@ class EvaluationLoop:
         for results_of_rank, _ in of_all_ranks:
             for result in results_of_rank:
                 results.setdefault(result.key, result)
-        return conclude(planned, results, share_seconds(self.clock.wall_seconds, busy_seconds))
+        seconds = share_seconds(self.clock.wall_seconds, busy_seconds)
+        return conclude(planned, results, seconds, self.comparer)
 
     def stop(self) -> None:
         """Clean up after an evaluation that has finished or failed."""
@@ -219,6 +222,7 @@ class EvaluationLoop:
             self.steps.close()  # an evaluation that failed is between two steps
             self.steps = None
         self._drop_unfinished()
+        self.comparer.close()
         if self.journal is not None:
             self.journal.close()
 

@@ -83,7 +83,7 @@ class PlanRun:
 
     def _score_or_put_aside(self, outputs: Sequence[ScoreOutput]) -> Results:
         """Score the outputs of a batch, write and return the finite results, and put the suspects aside."""
-        results = self.writer.prepared.results(outputs)
+        results = self.writer.results_of(outputs)
         not_finite = {key: result for key, result in results.items() if not is_finite(result)}
         finite = {key: result for key, result in results.items() if key not in not_finite}
         self.writer.write_suspects(not_finite)

@@ -9,6 +9,7 @@ from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
 from llmfoundry_gauntlet.engine.plan import Batch
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
 from llmfoundry_gauntlet.runtime.journal import SharedJournal
+from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Output
 
 Results = dict[ItemKey, ItemResult]
@@ -29,17 +30,23 @@ class ResultWriter:
         self,
         prepared: PreparedEvaluation,
         journal: SharedJournal | None,
+        comparer: Comparer,
         count: Callable[[ItemResult], None] | None = None,
     ) -> None:
         self.prepared = prepared  # all items
         self.journal = journal
+        self.comparer = comparer  # of the evaluation's mathematical answers
         self.count = count
 
     def score(self, outputs: Iterable[Output]) -> Results:
         """Score outputs, write their results and return them."""
-        results = self.prepared.results(outputs)
+        results = self.results_of(outputs)
         self.write(results)
         return results
+
+    def results_of(self, outputs: Iterable[Output]) -> Results:
+        """Score outputs and return their results, which are not written."""
+        return self.prepared.results(outputs, self.comparer)
 
     def write(self, results: Results) -> None:
         """Write final results."""

@@ -3,7 +3,8 @@
 Our equality is symmetric and accepts different notations of a value: forms are compared first (`math_forms`), and
 expressions with math-verify in worker processes with limits. The reference's rules are available as well
 (`math_reference`). Only the workers load sympy. They start on first use, as new programs and not as forks, so they are
-safe in a training job with threads and CUDA.
+safe in a training job with threads and CUDA. They belong to a `Comparer`, which whoever owns an evaluation opens and
+closes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from typing import Literal
+from types import TracebackType
+from typing import Literal, Self
 
 from llmfoundry_gauntlet.errors import GauntletError
 from llmfoundry_gauntlet.scoring.math_boxes import answer_of, boxed, gold_of
@@ -152,7 +153,7 @@ def needs_sympy(*_: str) -> bool:
 
 
 class Comparer:
-    """Compare answers in a few threads, each with a worker, and cache results. Close it after use.
+    """Compare answers in a few threads, each with a worker, and cache results. Close it after use, or use it in `with`.
 
     Two answers whose comparison exceeds a limit are not equal. Numbers, words, and identical texts need no worker; a
     thread starts its worker at the first comparison that does.
@@ -164,6 +165,14 @@ class Comparer:
         self._workers: dict[int, Worker] = {}  # by thread: a worker ends with the thread that started it
         self._known: dict[ComparisonRequest, bool] = {}
         self._broken: Counter[str] = Counter()  # how often a text broke a limit
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _new_threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._limits.processes, thread_name_prefix='mathematics')
@@ -237,9 +246,3 @@ class Comparer:
                         f'comparing MATH answers: the process that does it was lost: {error}'
                     ) from error
         raise AssertionError
-
-
-@cache
-def shared_comparer() -> Comparer:
-    """Return a comparer that lives as long as this process."""
-    return Comparer()

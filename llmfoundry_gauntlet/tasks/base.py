@@ -22,6 +22,7 @@ from llmfoundry_gauntlet.types import Example, Generation, ItemKey, Prompt, Reas
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
     from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
+    from llmfoundry_gauntlet.scoring.mathematics import Comparer
 
 TRANSFORMERS_TOP_K = 50  # its default for sampling
 TRUNCATED_SHARE = 'TruncatedShare'
@@ -42,6 +43,7 @@ class Task(TaskSpec):
     older_metrics: ClassVar[tuple[str, ...]] = ()
     generates: ClassVar[bool] = False  # the model generates text instead of scoring continuations
     runs_programs: ClassVar[bool] = False  # generations are programs
+    compares_answers: ClassVar[bool] = False  # generations hold answers that are compared mathematically
     is_verbatim: ClassVar[bool] = False  # white space in generations is significant
 
     def metrics(self) -> tuple[Metric, ...]:
@@ -134,10 +136,18 @@ class Task(TaskSpec):
         """Run a program and score it."""
         raise NotImplementedError
 
+    # For types whose answers are compared mathematically, by the comparer of the evaluation.
+
+    def score_compared(self, output: Generation, content: Any, comparer: Comparer) -> Score:
+        """Compare the answer of a generation with the right one and score it."""
+        raise NotImplementedError
+
     # For SCORE.
 
-    def robustness(self, results: Sequence[Any], *, allow_missing: bool) -> dict[str, PerturbationScore] | None:
-        """Return SCORE's metrics by perturbation; None for other types."""
+    def robustness(
+        self, results: Sequence[Any], comparer: Comparer | None, *, allow_missing: bool
+    ) -> dict[str, PerturbationScore] | None:
+        """Return SCORE's metrics by perturbation; None for other types. Types that compare answers need a comparer."""
         return None
 
     # For all types.

@@ -11,6 +11,7 @@ import numpy as np
 
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
+from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.scoring.reasoning import UNFINISHED_REASONING, read_generation
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, Task, by_category
 from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder
@@ -222,10 +223,18 @@ def untokenized_items(
             yield item, prompt
 
 
-def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandbox | None = None) -> ItemResult:
+def item_result(
+    item: Item,
+    output: Output | None,
+    task: Task,
+    *,
+    sandbox: Sandbox | None = None,
+    comparer: Comparer | None = None,
+) -> ItemResult:
     """Score an output; without one the item is unscored, with its request's reason.
 
-    Programs run in the `sandbox`, which tasks with programs require.
+    Programs run in the `sandbox`, which tasks with programs require. Mathematical answers are compared by the
+    `comparer`, which tasks with such answers require.
     """
     request, content = item.request, item.example.content
     if output is None:
@@ -238,6 +247,9 @@ def item_result(item: Item, output: Output | None, task: Task, *, sandbox: Sandb
     if task.runs_programs:
         assert sandbox is not None
         score = task.score_program(answer, content, sandbox)
+    elif task.compares_answers:
+        assert comparer is not None
+        score = task.score_compared(answer, content, comparer)
     else:
         score = task.score(answer, content)
     if reading.answer is None:

@@ -44,12 +44,12 @@ from llmfoundry_gauntlet.metrics.metrics import Metric
 from llmfoundry_gauntlet.scoring.letters import reference_letter, tolerant_letter
 from llmfoundry_gauntlet.scoring.likelihood import score_choice
 from llmfoundry_gauntlet.scoring.mathematics import (
+    Comparer,
     answer_of,
     boxed,
     gold_of,
     reference_answer_of,
     reference_gold_of,
-    shared_comparer,
 )
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, Task
@@ -76,11 +76,50 @@ UNPARSED = 'no answer found in the generation'
 FIX_TABLE = 'to_be_fixed_questions.json'
 
 
-def score_of(spec: ScoreSpec, results: Sequence[ItemResult], *, allow_missing: bool) -> PerturbationScore:
-    """Return the metrics of one perturbation."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equality:
+    """How two answers to a question are compared, an earlier with a later one, which may be None.
+
+    `equal` is ours, and symmetric; `reference` is that of the reference's consistency rate.
+    """
+
+    equal: Callable[[str, str | None], bool] = operator.eq
+    reference: Callable[[str, str | None], bool] = operator.eq
+
+
+SAME_TEXT = Equality()
+
+
+def mathematical_equality(variants: Sequence[VariantResult], comparer: Comparer, *, by_reference: bool) -> Equality:
+    """Return equality by the comparer, which compares now, in batches, all answers that are compared later.
+
+    That is faster than one by one. With `by_reference` the reference's rate takes the reference's equality too.
+    """
+    pairs: dict[tuple[str, str], None] = {}
+    earlier_and_later: dict[tuple[str | None, str | None], None] = {}
+    for group in by_question(variants).values():
+        answers = sorted({result.answer for result in group if result.answer is not None})
+        pairs.update(dict.fromkeys(combinations(answers, 2)))
+        in_order = sorted(group, key=lambda result: variant_order(result.variant))
+        earlier_and_later.update(dict.fromkeys(combinations([result.reference_answer for result in in_order], 2)))
+    comparer.equal_many(pairs)
+    comparer.equal_many(earlier_and_later, reference=by_reference)
+
+    def equal(one: str, other: str | None) -> bool:
+        return one == other or comparer.equal(one, other)
+
+    return Equality(equal=equal, reference=functools.partial(comparer.equal, reference=True) if by_reference else equal)
+
+
+def score_of(
+    spec: ScoreSpec, results: Sequence[ItemResult], comparer: Comparer | None, *, allow_missing: bool
+) -> PerturbationScore:
+    """Return the metrics of one perturbation; answers to MATH problems are compared by the comparer."""
     variants = [variant_result(result, is_math=spec.is_math) for result in results]
+    equality = SAME_TEXT
     if spec.is_math:
-        compare_all(spec, variants)
+        assert comparer is not None
+        equality = mathematical_equality(variants, comparer, by_reference=spec.answer_extraction == REFERENCE)
     own_labels: dict[QuestionKey, str] = {
         (result.key.file, result.key.row): str(result.facts[OWN_GOLD]) for result in results if OWN_GOLD in result.facts
     }
@@ -89,28 +128,15 @@ def score_of(spec: ScoreSpec, results: Sequence[ItemResult], *, allow_missing: b
         variants,
         labels=REFERENCE_LABELS.get(spec.dataset, LETTERS[:longest]),
         own_labels=own_labels,
-        equal=equality(spec, reference=spec.answer_extraction == REFERENCE),
+        equal=equality.reference,
     )
     return perturbation_score(
         variants,
         macro=spec.dataset == MMLU_PRO,
-        equal=equality(spec, reference=False),
+        equal=equality.equal,
         reference_consistency=reference,
         allow_missing=allow_missing,
     )
-
-
-def compare_all(spec: ScoreSpec, variants: Sequence[VariantResult]) -> None:
-    """Compare in batches all answers that are compared later, which is faster than one by one."""
-    pairs: dict[tuple[str, str], None] = {}
-    earlier_and_later: dict[tuple[str | None, str | None], None] = {}
-    for group in by_question(variants).values():
-        answers = sorted({result.answer for result in group if result.answer is not None})
-        pairs.update(dict.fromkeys(combinations(answers, 2)))
-        in_order = sorted(group, key=lambda result: variant_order(result.variant))
-        earlier_and_later.update(dict.fromkeys(combinations([result.reference_answer for result in in_order], 2)))
-    shared_comparer().equal_many(pairs)
-    shared_comparer().equal_many(earlier_and_later, reference=spec.answer_extraction == REFERENCE)
 
 
 def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
@@ -135,15 +161,6 @@ def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
         answer=None if chosen is None else str(chosen),
         reference_answer=letter if result.text is None else reference_letter(result.text),
     )
-
-
-def equality(spec: ScoreSpec, *, reference: bool) -> Callable[[str, str | None], bool]:
-    """Return the function that compares an earlier answer with a later one, which may be None."""
-    if not spec.is_math:
-        return operator.eq
-    if reference:
-        return functools.partial(shared_comparer().equal, reference=True)
-    return lambda one, other: one == other or shared_comparer().equal(one, other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,16 +220,17 @@ class ScoreTask(Task):
         """Return the token limit of a generation."""
         return self.spec.max_new_tokens
 
-    def robustness(self, results: Sequence[ItemResult], *, allow_missing: bool = False) -> dict[str, PerturbationScore]:
+    def robustness(
+        self, results: Sequence[ItemResult], comparer: Comparer | None, *, allow_missing: bool = False
+    ) -> dict[str, PerturbationScore]:
         """Return the metrics of each perturbation from the results of all variants."""
-        spec = self.spec
-        by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in spec.applied}
+        by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in self.spec.applied}
         for result in results:
             by_perturbation[perturbation_of(result.key.variant or '')].append(result)
-        scores = {name: score_of(spec, part, allow_missing=allow_missing) for name, part in by_perturbation.items()}
-        if spec.is_math:
-            shared_comparer().close()  # no worker process outlives an evaluation
-        return scores
+        return {
+            name: score_of(self.spec, part, comparer, allow_missing=allow_missing)
+            for name, part in by_perturbation.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +283,9 @@ class MathTask(ScoreTask):
 
     type_name: ClassVar[str] = 'score_math'
     generates: ClassVar[bool] = True
+    compares_answers: ClassVar[bool] = True
 
-    def score(self, output: Generation, content: Posed) -> Score:
+    def score_compared(self, output: Generation, content: Posed, comparer: Comparer) -> Score:
         """Score 1 if the boxed answer is mathematically equal to the gold answer."""
         if not output.is_finite:
             return Score.unscored(NON_FINITE_GENERATION)
@@ -275,7 +294,7 @@ class MathTask(ScoreTask):
             answer = reference_answer_of(output.text)
         else:
             answer = answer_of(output.text, placeholders_of(content.template))
-        right = shared_comparer().equal(answer, content.gold, reference=reference)
+        right = comparer.equal(answer, content.gold, reference=reference)
         answer = answer or None  # an empty box is no answer, though the reference may score it as correct
         return Score(value=float(right), answer=answer, reason=reason(output, answer))
 

@@ -72,6 +72,17 @@ def check_by_bare_forwards(results: dict[ItemKey, ItemResult], loop: EvaluationL
         np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
 
 
+def test_the_processes_that_compare_math_answers_end_with_the_evaluation(settings):
+    loop = tiny.loop_of(settings)
+    assert loop.comparer.equal(r'x+\frac{1}{2}', r'\frac{1}{2}+x')
+    (worker, *_) = loop.comparer._workers.values()
+    assert worker.process.poll() is None
+
+    loop.stop()
+
+    assert worker.process.poll() is not None
+
+
 def test_items_are_scored_once_as_by_bare_forwards_and_with_new_weights_by_the_same_plan(settings):
     """Mutations: cached values of the first evaluation are used in the second; the plan is made again."""
     loop = tiny.loop_of(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from llmfoundry_gauntlet.data.score_rows import LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
+from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.base import draw_seed
 from llmfoundry_gauntlet.tasks.encode import Encoder
@@ -42,10 +44,21 @@ def task_of(dataset: str = 'mmlu_pro', **keys: Any) -> ScoreTask:
     return load_suite(None, None, {'dataset': dataset, **keys}).tasks[0]
 
 
-def score_of(
-    text: str, content: Posed = POSED, dataset: str = 'mmlu_pro', *, extraction: str = 'tolerant', **more: Any
-) -> Score:
-    return task_of(dataset, answer_extraction=extraction).score(Generation(key=KEY, text=text, **more), content)
+def score_of(text: str, content: Posed = POSED, *, extraction: str = 'tolerant', **more: Any) -> Score:
+    """Return the score of a generation that chooses a letter."""
+    return task_of(answer_extraction=extraction).score(Generation(key=KEY, text=text, **more), content)
+
+
+@pytest.fixture(scope='module')
+def comparer() -> Iterator[Comparer]:
+    with Comparer() as comparer:
+        yield comparer
+
+
+def math_score(text: str, content: Posed, comparer: Comparer, *, extraction: str = 'tolerant', **more: Any) -> Score:
+    """Return the score of a generation with a boxed answer."""
+    task = task_of('math', answer_extraction=extraction)
+    return task.score_compared(Generation(key=KEY, text=text, **more), content, comparer)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +94,11 @@ def test_scoring_is_by_letter_even_if_options_have_the_same_text():
     assert score_of('The best answer is blue', twice).answer is None  # it may be either
 
 
-@pytest.mark.parametrize('dataset', ['mmlu_pro', 'math'])
-def test_generations_from_non_finite_logits_are_unscored(dataset: str):
-    found = score_of('The best answer is B', POSED, dataset, is_finite=False)
-    assert found == Score(value=None, reason=NON_FINITE_GENERATION)
+def test_generations_from_non_finite_logits_are_unscored(comparer: Comparer):
+    of_letters = score_of('The best answer is B', is_finite=False)
+    of_boxes = math_score(r'$\boxed{0.5}$', SUM, comparer, is_finite=False)
+
+    assert of_letters == of_boxes == Score(value=None, reason=NON_FINITE_GENERATION)
 
 
 SUM = Posed(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}'))
@@ -102,9 +116,10 @@ SUM = Posed(MathQuestion('1/4+1/4?', '', r'\frac{1}{2}'), Template('{question}')
     ],
 )
 @pytest.mark.parametrize('extraction', ['tolerant', 'reference'])
-def test_boxed_answers_are_right_if_equal(extraction: str, text: str, answer: str | None, credit, reason):
-    found = score_of(text, SUM, 'math', extraction=extraction)
-    assert found == Score(value=credit, answer=answer, reason=reason)
+def test_boxed_answers_are_right_if_equal(comparer, extraction: str, text: str, answer: str | None, credit, reason):
+    score = math_score(text, SUM, comparer, extraction=extraction)
+
+    assert score == Score(value=credit, answer=answer, reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +132,10 @@ def test_boxed_answers_are_right_if_equal(extraction: str, text: str, answer: st
         ('{question}', r'$\boxed{X}$', 'X'),
     ],
 )
-def test_what_stands_in_the_box_of_the_prompt_is_no_answer(prompt: str, text: str, answer: str | None):
-    found = score_of(text, replace(SUM, template=Template(prompt)), 'math')
-    assert (found.answer, found.value) == (answer, float(answer == '0.5'))
+def test_what_stands_in_the_box_of_the_prompt_is_no_answer(comparer, prompt: str, text: str, answer: str | None):
+    score = math_score(text, replace(SUM, template=Template(prompt)), comparer)
+
+    assert (score.answer, score.value) == (answer, float(answer == '0.5'))
 
 
 def scored(*means: float) -> ScoreOutput:

@@ -14,6 +14,7 @@ from llmfoundry_gauntlet.metrics.consistency import NO_ITEMS, PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.results.report.scores import tasks_of_composites
 from llmfoundry_gauntlet.results.runs import Run
+from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
@@ -177,7 +178,8 @@ def measured(
 ) -> tuple[Evaluation, dict[str, CommonItems], list[dict[str, dict[str, Measure]]]]:
     """Return the first run over the items in common, these items by task, and the measures of each run over them."""
     common = common_by_task(runs, who, scored=allow_missing)
-    evaluations = [rescored(run, runs, common, allow_missing=allow_missing) for run in runs]
+    with Comparer() as comparer:
+        evaluations = [rescored(run, runs, common, comparer, allow_missing=allow_missing) for run in runs]
     names = metric_names(evaluations[0].tasks, common, metric)
     found = [measures(one, names, common, with_others=metric is None) for one in evaluations]
     return evaluations[0], common, found
@@ -199,7 +201,9 @@ def common_by_task(runs: Sequence[Run], who: str, *, scored: bool) -> dict[str, 
     return common
 
 
-def rescored(run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], *, allow_missing: bool) -> Evaluation:
+def rescored(
+    run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], comparer: Comparer, *, allow_missing: bool
+) -> Evaluation:
     """Return one of the runs over the common items only, with the metrics and the gauntlet of the first.
 
     A task without common items counts as one that cannot be run, and a composite over it is absent.
@@ -212,7 +216,7 @@ def rescored(run: Run, runs: Sequence[Run], common: Mapping[str, CommonItems], *
     }
     absent = {key: items.reason for key, items in common.items() if items.reason is not None}
     data = replace(asked.data, unsupported={**asked.data.unsupported, **absent})
-    evaluation = summarize(data, asked.tasks, results, {}, allow_missing=allow_missing)
+    evaluation = summarize(data, asked.tasks, results, {}, comparer=comparer, allow_missing=allow_missing)
     ran = {key for one in runs for key in one.results}
     return without_partial_averages(evaluation, ran - {key for key, items in common.items() if items.keys})
 
