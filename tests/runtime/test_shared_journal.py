@@ -77,10 +77,10 @@ def test_an_unexpected_error_ends_all_ranks(tmp_path: Path, monkeypatch: pytest.
     told: list[Any] = []
 
     def fail(*_: Any, **__: Any) -> None:
-        raise Unforeseen
+        raise Unforeseen('no row')
 
     monkeypatch.setattr(journal, 'read_journal', fail)
     monkeypatch.setattr(distributed, 'gather', told.append)
     with pytest.raises(Unforeseen):
         begin(tmp_path, REQUIRED)
-    assert str(told) == "[RuntimeError('rank 0 failed')]"
+    assert [(type(error), str(error)) for error in told] == [(RuntimeError, 'rank 0 failed: Unforeseen: no row')]
