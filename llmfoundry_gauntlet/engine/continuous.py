@@ -17,14 +17,19 @@ from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.engine.trees import num_shared, sortable
 from llmfoundry_gauntlet.types import GenerateRequest, Generation
 
+# The slots of a batch.
 CACHED_PER_TOKEN = 8  # tokens in the KV cache per token of a batch, at most
 TOKENS_PER_SLOT = 128  # of a batch, at least
-MOST_BATCHES = 32  # enough to balance over ranks
-LEAST_REQUESTS = 64  # per continuous batch
+
+# The requests of a batch.
+WAITING = 4  # per slot
+LEAST_REQUESTS = 64
 FEW_REQUESTS = 16  # a decoding step with fewer takes hardly less time
-LEAST_BATCHES = 4  # per rank; with fewer, ranks wait for each other
 LEAST_SHARED = 64  # tokens, and half of a prompt, that it shares with another of its family
-WAITING = 4  # requests per slot of a continuous batch
+
+# The number of batches.
+MOST_BATCHES = 32  # enough to balance over ranks
+LEAST_BATCHES = 4  # per rank; with fewer, ranks wait for each other
 
 # The work of a decoding step for one slot in prompt tokens (about 4 at 16 slots on a CPU), and the share of the longest
 # generation that is expected to be generated.
@@ -113,37 +118,44 @@ def plan_continuous_batches(
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
     runnable = [request for request in requests if request.unscorable is None]
-    share = requests_per_batch or max(LEAST_REQUESTS, math.ceil(len(runnable) / MOST_BATCHES))
+    most_requests = requests_per_batch or max(LEAST_REQUESTS, math.ceil(len(runnable) / MOST_BATCHES))
     groups = [(None, runnable)] if rotary is None else rotary.groups(runnable)
     batches = []
     for length, group in groups:
-        for members, num_slots in gather_requests(prompt_families(group), share, tokens_per_batch):
-            prompts = {request.context.tobytes(): len(request.context) for request in members}
-            new_tokens = sum(request.max_new_tokens for request in members)
+        for members, num_slots in gather_requests(prompt_families(group), most_requests, tokens_per_batch):
             batches.append(
                 ContinuousBatch(
                     requests=tuple(members),
                     num_slots=min(num_slots, len(members)),
                     tokens_per_batch=tokens_per_batch,
-                    cost=sum(prompts.values()) + STEP_COST * GENERATED_SHARE * new_tokens,
+                    cost=expected_cost(members),
                     rope_length=length,
                 )
             )
     return batches
 
 
+def expected_cost(requests: Sequence[GenerateRequest]) -> float:
+    """Return the expected cost of generating for requests, in prompt tokens; equal prompts run once."""
+    prompts = {request.context.tobytes(): len(request.context) for request in requests}
+    most_new_tokens = sum(request.max_new_tokens for request in requests)
+    return sum(prompts.values()) + STEP_COST * GENERATED_SHARE * most_new_tokens
+
+
 def prompt_families(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:
     """Group requests whose prompts share a prefix, the longest family first, each sorted by its tokens."""
-    found: list[list[GenerateRequest]] = []
-    before = b''
-    for request in sorted(requests, key=lambda request: (sortable(request.context), -request.length, request.key)):
+    ordered = sorted(requests, key=lambda request: (sortable(request.context), -request.length, request.key))
+    families: list[list[GenerateRequest]] = []
+    previous = b''
+    for request in ordered:
         prompt = sortable(request.context)
-        if found and is_family(num_shared(before, prompt), len(request.context)):
-            found[-1].append(request)
+        if families and is_family(num_shared(previous, prompt), len(request.context)):
+            families[-1].append(request)
         else:
-            found.append([request])
-        before = prompt
-    return sorted(found, key=lambda family: -max(request.length for request in family))
+            families.append([request])
+        previous = prompt
+    families.sort(key=lambda family: -max(request.length for request in family))
+    return families
 
 
 def is_family(num_shared: int, length: int) -> bool:
@@ -152,23 +164,25 @@ def is_family(num_shared: int, length: int) -> bool:
 
 
 def gather_requests(
-    families: Iterable[Sequence[GenerateRequest]], share: int, tokens_per_batch: int
+    families: Iterable[Sequence[GenerateRequest]], most_requests: int, tokens_per_batch: int
 ) -> Iterator[tuple[list[GenerateRequest], int]]:
     """Yield the requests and the number of slots of each batch; requests with equal prompts stay together."""
     members: list[GenerateRequest] = []
-    num_slots = size = 0
+    num_slots = 0
+    size = 0  # the most requests of the batch
     for family in families:
         longest = max(request.length for request in family)
-        for _, same in groupby(family, key=lambda request: request.context.tobytes()):
-            group = list(same)
-            if members and len(members) + len(group) > size:
+        for _, requests in groupby(family, key=lambda request: request.context.tobytes()):
+            same_prompt = list(requests)
+            if members and len(members) + len(same_prompt) > size:
                 yield members, num_slots
                 members = []
+            # The first family is the longest: slots that its sequences fit into suit all others of the batch.
             if not members:
-                most = min(CACHED_PER_TOKEN * tokens_per_batch // longest, tokens_per_batch // TOKENS_PER_SLOT)
-                num_slots = max(1, most)
-                size = min(share, WAITING * num_slots)
-            members.extend(group)
+                in_cache = CACHED_PER_TOKEN * tokens_per_batch // longest
+                num_slots = max(1, min(in_cache, tokens_per_batch // TOKENS_PER_SLOT))
+                size = min(most_requests, WAITING * num_slots)
+            members.extend(same_prompt)
     if members:
         yield members, num_slots
 
@@ -181,25 +195,27 @@ def requests_per_batch(num_requests: int, num_ranks: int) -> int:
 
 def assign_continuous_batches(batches: Sequence[ContinuousBatch], *, num_ranks: int) -> list[list[ContinuousBatch]]:
     """Return the continuous batches of each rank, balanced by cost, the costliest first; padded with empty ones."""
-    loads = [(0.0, rank) for rank in range(num_ranks)]
+    loads = [(0.0, rank) for rank in range(num_ranks)]  # a heap, the least loaded rank first
     ranks: list[list[ContinuousBatch]] = [[] for _ in range(num_ranks)]
     for batch in sorted(batches, key=lambda batch: -batch.cost):
-        load, rank = heapq.heappop(loads)
+        load, rank = loads[0]
         ranks[rank].append(batch)
-        heapq.heappush(loads, (load + batch.cost, rank))
+        heapq.heapreplace(loads, (load + batch.cost, rank))
+    # Ranks of a sharded model must take part in as many batches.
     empty = ContinuousBatch(requests=(), num_slots=1, tokens_per_batch=1)
-    longest = max(map(len, ranks))
-    return [mine + [empty] * (longest - len(mine)) for mine in ranks]
+    most_batches = max(map(len, ranks))
+    return [of_rank + [empty] * (most_batches - len(of_rank)) for of_rank in ranks]
 
 
 def prompt_tokens(batches: Sequence[ContinuousBatch]) -> Counter[str]:
     """Return the prompt tokens of generation by task; equal prompts of a batch count once."""
-    found: Counter[str] = Counter()
+    num_tokens: Counter[str] = Counter()
     for batch in batches:
-        prompts = {request.context.tobytes(): request for request in reversed(batch.requests)}
-        for request in prompts.values():
-            found[request.key.task] += len(request.context)
-    return found
+        # Reversed, so that a prompt of several tasks counts for the first.
+        request_of_prompt = {request.context.tobytes(): request for request in reversed(batch.requests)}
+        for request in request_of_prompt.values():
+            num_tokens[request.key.task] += len(request.context)
+    return num_tokens
 
 
 def expected_tokens(generations: Sequence[Generation], most: int) -> float:

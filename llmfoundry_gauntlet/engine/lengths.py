@@ -18,7 +18,11 @@ LENGTH_DEPENDENT_ROPE = ('dynamic', 'longrope')
 
 def length_limit(config: PretrainedConfig) -> int | None:
     """Return the sequence length in a model's configuration, None if it has none."""
-    return next((value for key in LENGTH_KEYS if isinstance(value := getattr(config, key, None), int)), None)
+    for key in LENGTH_KEYS:
+        value = getattr(config, key, None)
+        if isinstance(value, int):
+            return value
+    return None
 
 
 def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limits: Mapping[str, int]) -> int:
@@ -26,16 +30,21 @@ def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limit
 
     `task_limits` has the max_seq_len of tasks that set one; these are checked as well.
     """
-    limit = length_limit(config)
-    hard = position_limit(config)
-    for name, value in (('max_seq_len', wanted), *((f'{task}: max_seq_len', own) for task, own in task_limits.items())):
-        if value is not None and hard is not None and value > hard:
-            raise ModelError(f'{name} is {value}, but the model ({config.model_type}) has positions for {hard} tokens')
+    limits = {f'{task}: max_seq_len': limit for task, limit in task_limits.items()}
+    if wanted is not None:
+        limits = {'max_seq_len': wanted, **limits}
+    num_positions = position_limit(config)
+    for name, limit in limits.items():
+        if num_positions is not None and limit > num_positions:
+            raise ModelError(
+                f'{name} is {limit}, but the model ({config.model_type}) has positions for {num_positions} tokens'
+            )
     if wanted is not None:
         return wanted
-    if limit is None:
+    own_limit = length_limit(config)
+    if own_limit is None:
         raise ModelError(f"the model's configuration ({config.model_type}) has no sequence length; give max_seq_len")
-    return limit
+    return own_limit
 
 
 def rope_scaling(config: PretrainedConfig) -> tuple[str | None, Mapping[str, Any]]:

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.engine.trees import (
+    ID_BYTES,
     Tree,
     count_prefixes,
     input_rows,
@@ -33,9 +35,12 @@ STREAM = 'stream'  # trees in one row, attention within each tree
 PADDED_ROWS = 'padded_rows'  # one row per sequence; works with every model
 LAYOUTS = (STREAM, PADDED_ROWS)  # the fastest first
 
+# The estimate of work.
 PAIRS_PER_TOKEN = 2048
-MAX_TREE_TOKENS = 4096
 BRANCHES = 128  # tokens of a stream that share an attention call, about
+
+# Trees and cached prefixes.
+MAX_TREE_TOKENS = 4096
 LEAST_PREFIX = 64  # tokens
 FAMILY = 8  # requests that justify starting a new tree
 LEAST_SAVED_BY_PREFIX = 1 / 32  # of tokens_per_batch; the prefix costs a forward of its own
@@ -71,24 +76,31 @@ class Batch:
     def halves(self) -> tuple[Batch, ...]:
         """Split the batch into two of about equal tokens; return only itself if that is not possible."""
         if len(self.trees) > 1:
-            middle = int(np.searchsorted(np.cumsum([tree.num_tokens for tree in self.trees]), self.num_tokens / 2)) + 1
-            middle = min(middle, len(self.trees) - 1)
-            parts = [self.trees[:middle], self.trees[middle:]]
+            parts = self._halves_by_trees()
         elif self.trees and len(self.trees[0].requests) > 1:
-            requests = self.trees[0].requests
-            middle = len(requests) // 2
-            parts = [(self._tree(requests[:middle]),), (self._tree(requests[middle:]),)]
+            parts = self._halves_of_tree(self.trees[0])
         else:
             return (self,)
-        if self.layout == PADDED_ROWS:
-            halves = [batch_of_rows([tree.requests[0] for tree in part], self.padded_to) for part in parts]
-        else:
-            halves = [make_batch(part, self.prefix) for part in parts]
-        return tuple(replace(half, rope_length=self.rope_length) for half in halves)
+        return tuple(replace(self._batch(part), rope_length=self.rope_length) for part in parts)
+
+    def _halves_by_trees(self) -> tuple[tuple[Tree, ...], tuple[Tree, ...]]:
+        tokens_so_far = np.cumsum([tree.num_tokens for tree in self.trees])
+        middle = int(np.searchsorted(tokens_so_far, self.num_tokens / 2)) + 1
+        middle = min(middle, len(self.trees) - 1)
+        return self.trees[:middle], self.trees[middle:]
+
+    def _halves_of_tree(self, tree: Tree) -> tuple[tuple[Tree], tuple[Tree]]:
+        middle = len(tree.requests) // 2
+        return (self._tree(tree.requests[:middle]),), (self._tree(tree.requests[middle:]),)
 
     def _tree(self, requests: tuple[ScoreRequest, ...]) -> Tree:
         num_cached = 0 if self.prefix is None else len(self.prefix)
         return Tree(requests=requests, num_tokens=count_prefixes(requests) - num_cached)
+
+    def _batch(self, trees: Sequence[Tree]) -> Batch:
+        if self.layout == PADDED_ROWS:
+            return batch_of_rows([tree.requests[0] for tree in trees], self.padded_to)
+        return make_batch(trees, self.prefix)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,9 +119,35 @@ class _MeasuredRequest:
     shared: int = 0
 
     @property
+    def num_added(self) -> int:
+        """Return the number of tokens that the request adds to a tree with the previous one."""
+        return self.num_tokens - self.shared
+
+    @property
     def cacheable(self) -> int:
         """Return the longest prefix of all contexts that could be cached, leaving each a token to read logits from."""
-        return min(self.common, len(self.context) // 4 - 1)
+        return min(self.common, len(self.context) // ID_BYTES - 1)
+
+
+class _Family(NamedTuple):
+    """Adjacent trees, and the length of the prefix that all their requests share and that could be cached."""
+
+    trees: list[list[_MeasuredRequest]]
+    prefix: int
+
+    @property
+    def requests(self) -> list[_MeasuredRequest]:
+        """Return the requests of all its trees, in order."""
+        return [measured for tree in self.trees for measured in tree]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _MeasuredRows:
+    """The padded rows of a request: the longest in tokens, and the number of distinct ones."""
+
+    request: ScoreRequest
+    longest: int
+    num_rows: int
 
 
 def plan(
@@ -130,37 +168,41 @@ def plan(
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
     scorable = [request for request in requests if request.unscorable is None]
     groups = [(None, scorable)] if rotary is None else rotary.groups(scorable)
-    return [
-        replace(batch, rope_length=length)
-        for length, group in groups
-        for batch in plan_alike(group, tokens_per_batch, layout, padded_to)
-    ]
+    batches: list[Batch] = []
+    for length, group in groups:
+        of_group = plan_alike(group, tokens_per_batch, layout, padded_to)
+        batches += [replace(batch, rope_length=length) for batch in of_group]
+    return batches
 
 
 def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: str, padded_to: int) -> list[Batch]:
     """Return batches of requests with the same rotary frequencies."""
     if layout == PADDED_ROWS:
         return pack_rows(scorable, tokens_per_batch, padded_to)
-    batches: list[Batch] = []
-    single: list[Tree] = []
-    cap = min(MAX_TREE_TOKENS, tokens_per_batch)
+    max_tree_tokens = min(MAX_TREE_TOKENS, tokens_per_batch)
     least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch
-    for family, prefix in families(grow_trees(sort_requests(scorable), cap), least_saved):
-        if prefix == 0:
-            single.extend(map(make_tree, family))
+    without_prefix: list[Tree] = []
+    after_prefixes: list[Batch] = []
+    for family in families(grow_trees(sort_requests(scorable), max_tree_tokens)):
+        if not is_worth_caching(family, least_saved):
+            without_prefix.extend(map(make_tree, family.trees))
             continue
-        members = [one for group in family for one in group]
-        trees = [make_tree(group, prefix) for group in grow_trees(members, prefix + cap, prefix)]
+        # Trees are grown again: those that only run what follows the prefix may hold more requests.
+        prefix, members = family.prefix, family.requests
+        groups = grow_trees(members, prefix + max_tree_tokens, prefix)
+        trees = [make_tree(group, prefix) for group in groups]
+        # One array for all batches: they are recognized as following one prefix by its identity.
         cached = np.ascontiguousarray(members[0].request.contexts[0][:prefix])
-        batches.extend(pack_trees(trees, tokens_per_batch, cached))
-    return [*pack_trees(single, tokens_per_batch), *batches]
+        after_prefixes.extend(pack_trees(trees, tokens_per_batch, cached))
+    return [*pack_trees(without_prefix, tokens_per_batch), *after_prefixes]
 
 
 def sort_requests(requests: Iterable[ScoreRequest]) -> list[_MeasuredRequest]:
     """Return the requests sorted by their tokens, so that requests with a common prefix are adjacent."""
-    ordered = sorted(map(measure_request, requests), key=lambda one: (one.context, one.request.key))
-    for before, one in pairwise(ordered):
-        one.shared = num_shared(before.context, one.context)
+    ordered = [measure_request(request) for request in requests]
+    ordered.sort(key=lambda measured: (measured.context, measured.request.key))
+    for before, measured in pairwise(ordered):
+        measured.shared = num_shared(before.context, measured.context)
     return ordered
 
 
@@ -168,38 +210,45 @@ def measure_request(request: ScoreRequest) -> _MeasuredRequest:
     """Measure a request."""
     first = request.contexts[0]
     if all(context is first for context in request.contexts):
-        beyond = 0
-        longer = [continuation for continuation in request.continuations if len(continuation) > 1]
-        if len(longer) == 1:
-            beyond = len(longer[0]) - 1
-        elif longer:
-            beyond = num_distinct_prefixes(sorted(sortable(ids[:-1]) for ids in longer))
-        return _MeasuredRequest(request, sortable(first), len(first), len(first) + beyond, nested=False)
+        num_tokens = len(first) + num_beyond_context(request.continuations)
+        return _MeasuredRequest(request, sortable(first), len(first), num_tokens, nested=False)
     contexts = sorted(set(map(sortable, request.contexts)))
-    common = num_shared(contexts[0], contexts[-1])
+    common = num_shared(contexts[0], contexts[-1])  # of sorted rows, the first and the last differ earliest
     return _MeasuredRequest(request, contexts[0], common, count_prefixes((request,)), nested=True)
 
 
-def grow_trees(ordered: Sequence[_MeasuredRequest], cap: int, prefix: int = 0) -> list[list[_MeasuredRequest]]:
-    """Join adjacent requests if one tree is less work than two, up to `cap` tokens.
+def num_beyond_context(continuations: Sequence[Ids]) -> int:
+    """Return the number of tokens that continuations of one context add to it; their last ones are never inputs."""
+    inputs = [ids[:-1] for ids in continuations if len(ids) > 1]
+    if len(inputs) < 2:
+        return sum(map(len, inputs))
+    return num_distinct_prefixes(sorted(map(sortable, inputs)))
+
+
+def grow_trees(ordered: Sequence[_MeasuredRequest], max_tokens: int, prefix: int = 0) -> list[list[_MeasuredRequest]]:
+    """Join adjacent requests if one tree is less work than two, up to `max_tokens` tokens.
 
     After a cached prefix they are always joined, as each tree attends to the whole prefix again.
     """
     groups: list[list[_MeasuredRequest]] = []
-    num_tokens = alike = 0
-    for index, one in enumerate(ordered):
-        added = one.num_tokens - one.shared
-        joins = bool(groups) and num_tokens + added <= cap
+    num_tokens = 0  # of the last group
+    alike = 0  # the cacheable prefix of the last group
+    for index, measured in enumerate(ordered):
+        joins = bool(groups) and num_tokens + measured.num_added <= max_tokens
         if joins and not prefix:
-            joins = is_less_work(one, num_tokens, added)
-            joins = joins and not ends_family(one.shared, len(groups[-1]), alike) and not begins_family(ordered, index)
+            joins = (
+                is_less_work(measured, num_tokens)
+                and not ends_family(measured.shared, len(groups[-1]), alike)
+                and not begins_family(ordered, index)
+            )
         if joins:
-            groups[-1].append(one)
-            num_tokens += added
-            alike = min(alike, one.shared, one.cacheable)
+            groups[-1].append(measured)
+            num_tokens += measured.num_added
+            alike = min(alike, measured.shared, measured.cacheable)
         else:
-            groups.append([one])
-            num_tokens, alike = one.num_tokens, one.cacheable
+            groups.append([measured])
+            num_tokens = measured.num_tokens
+            alike = measured.cacheable
     return groups
 
 
@@ -207,7 +256,7 @@ def begins_family(ordered: Sequence[_MeasuredRequest], index: int) -> bool:
     """Return whether many requests from `index` on share far more with each other than with the previous one."""
     least = max(LEAST_PREFIX, 2 * ordered[index].shared + 1)
     following = ordered[index + 1 : index + 1 + FAMILY]
-    return len(following) == FAMILY and all(one.shared >= least for one in following)
+    return len(following) == FAMILY and all(measured.shared >= least for measured in following)
 
 
 def ends_family(shared: int, size: int, alike: int) -> bool:
@@ -215,11 +264,12 @@ def ends_family(shared: int, size: int, alike: int) -> bool:
     return size > 1 and alike >= LEAST_PREFIX and 2 * shared < alike
 
 
-def is_less_work(one: _MeasuredRequest, num_tokens: int, added: int) -> bool:
-    """Return whether adding `added` tokens to a tree of `num_tokens` is less work than running the request alone."""
-    seen = seen_by_branch(one.shared, num_tokens)
-    joined = added * (PAIRS_PER_TOKEN + seen + added)
-    return joined <= one.num_tokens * PAIRS_PER_TOKEN + pairs(one.common, one.num_tokens)
+def is_less_work(measured: _MeasuredRequest, num_tokens: int) -> bool:
+    """Return whether adding a request to a tree of `num_tokens` is less work than running it alone."""
+    seen = seen_by_branch(measured.shared, num_tokens)
+    joined = measured.num_added * (PAIRS_PER_TOKEN + seen + measured.num_added)
+    alone = measured.num_tokens * PAIRS_PER_TOKEN + pairs(measured.common, measured.num_tokens)
+    return joined <= alone
 
 
 def seen_by_branch(depth: int, num_tokens: int) -> int:
@@ -232,54 +282,63 @@ def pairs(chain: int, num_tokens: int) -> float:
     return chain * chain / 2 + (num_tokens - chain) * seen_by_branch(chain, num_tokens)
 
 
-def families(
-    groups: Sequence[list[_MeasuredRequest]], least_saved: float
-) -> list[tuple[list[list[_MeasuredRequest]], int]]:
-    """Group adjacent trees that share a prefix; give its length if caching it saves enough tokens, else 0."""
-    found: list[tuple[list[list[_MeasuredRequest]], int]] = []
-    for group in groups:
-        alike = min([*(one.shared for one in group[1:]), *(one.cacheable for one in group)])
-        if found:
-            family, prefix = found[-1]
-            joined = min(prefix, alike, group[0].shared)
-            size = sum(map(len, family))
+def families(trees: Sequence[list[_MeasuredRequest]]) -> list[_Family]:
+    """Group adjacent trees that share a prefix of LEAST_PREFIX tokens or more; other trees are families of one."""
+    grouped: list[_Family] = []
+    for tree in trees:
+        # The first request's `shared` is with the previous tree.
+        alike = min(measured.cacheable for measured in tree)
+        alike = min([alike, *(measured.shared for measured in tree[1:])])
+        if grouped:
+            family = grouped[-1]
+            joined = min(family.prefix, alike, tree[0].shared)
+            num_requests = sum(map(len, family.trees))
             if (
                 joined >= LEAST_PREFIX
-                and not ends_family(joined, size, prefix)
-                and not ends_family(joined, len(group), alike)
+                and not ends_family(joined, num_requests, family.prefix)
+                and not ends_family(joined, len(tree), alike)
             ):
-                family.append(group)
-                found[-1] = (family, joined)
+                family.trees.append(tree)
+                grouped[-1] = family._replace(prefix=joined)
                 continue
-        found.append(([group], alike))
-    return [
-        (family, prefix if prefix >= LEAST_PREFIX and prefix * (len(family) - 1) >= least_saved else 0)
-        for family, prefix in found
-    ]
+        grouped.append(_Family([tree], alike))
+    return grouped
+
+
+def is_worth_caching(family: _Family, least_saved: float) -> bool:
+    """Return whether running the prefix of a family once saves enough tokens: every tree but one runs without it."""
+    return family.prefix >= LEAST_PREFIX and family.prefix * (len(family.trees) - 1) >= least_saved
 
 
 def make_tree(group: Sequence[_MeasuredRequest], prefix: int = 0) -> Tree:
     """Return the tree of adjacent requests, with its exact number of tokens beyond a cached prefix."""
-    requests = tuple(one.request for one in group)
-    num_tokens = group[0].num_tokens + sum(one.num_tokens - one.shared for one in group[1:])
+    requests = tuple(measured.request for measured in group)
     # If a context is the prefix of another, its continuations may coincide with the other's tokens: count exactly.
-    nested = any(one.nested for one in group) or any(
-        4 * one.shared == min(len(one.context), len(before.context)) for before, one in pairwise(group)
-    )
-    if nested and len(requests) > 1:
+    if len(group) > 1 and is_nested(group):
         num_tokens = count_prefixes(requests)
+    else:
+        num_tokens = group[0].num_tokens + sum(measured.num_added for measured in group[1:])
     return Tree(requests=requests, num_tokens=num_tokens - prefix)
+
+
+def is_nested(group: Sequence[_MeasuredRequest]) -> bool:
+    """Return whether a context of adjacent requests may be the prefix of another."""
+    return any(measured.nested for measured in group) or any(
+        measured.shared * ID_BYTES == min(len(measured.context), len(before.context))
+        for before, measured in pairwise(group)
+    )
 
 
 def make_batch(trees: Sequence[Tree], prefix: Ids | None = None) -> Batch:
     """Return trees as a batch in the stream layout."""
     num_cached = 0 if prefix is None else len(prefix)
-    num_tokens = sum(tree.num_tokens for tree in trees)
-    in_attention = sum(
-        pairs(min(tree.longest_context - num_cached, tree.num_tokens), tree.num_tokens) + tree.num_tokens * num_cached
-        for tree in trees
-    )
-    cost = num_tokens + in_attention / PAIRS_PER_TOKEN
+    num_tokens = 0
+    num_pairs = 0.0
+    for tree in trees:
+        chain = min(tree.longest_context - num_cached, tree.num_tokens)
+        num_tokens += tree.num_tokens
+        num_pairs += pairs(chain, tree.num_tokens) + tree.num_tokens * num_cached
+    cost = num_tokens + num_pairs / PAIRS_PER_TOKEN
     return Batch(layout=STREAM, trees=tuple(trees), num_tokens=num_tokens, cost=cost, prefix=prefix)
 
 
@@ -301,23 +360,25 @@ def pack_trees(trees: list[Tree], tokens_per_batch: int, prefix: Ids | None = No
 
 def pack_rows(requests: Sequence[ScoreRequest], tokens_per_batch: int, padded_to: int = 0) -> list[Batch]:
     """Return batches of rows of similar length, the longest first."""
-    measured = [
-        (request, longest_row(request, padded_to), num_distinct_rows(request, padded_to)) for request in requests
+    ordered = [
+        _MeasuredRows(request, longest_row(request, padded_to), num_distinct_rows(request, padded_to))
+        for request in requests
     ]
-    measured.sort(key=lambda entry: (-entry[1], entry[0].key))
+    ordered.sort(key=lambda measured: (-measured.longest, measured.request.key))
     batches: list[Batch] = []
     group: list[ScoreRequest] = []
-    width = num_rows = 0
-    for request, length, rows in measured:
-        full = (num_rows + rows) * width > tokens_per_batch
-        wasteful = length < SHORTEST_SHARE * width and num_rows * width > LEAST_SHARE * tokens_per_batch
-        if group and (full or wasteful):
+    num_rows = 0  # of the group
+    width = 0  # of the group: the length of its first row, as the longest come first
+    for measured in ordered:
+        is_full = (num_rows + measured.num_rows) * width > tokens_per_batch
+        is_wasteful = measured.longest < SHORTEST_SHARE * width and num_rows * width > LEAST_SHARE * tokens_per_batch
+        if group and (is_full or is_wasteful):
             batches.append(batch_of_rows(group, padded_to))
             group, num_rows = [], 0
         if not group:
-            width = length
-        group.append(request)
-        num_rows += rows
+            width = measured.longest
+        group.append(measured.request)
+        num_rows += measured.num_rows
     if group:
         batches.append(batch_of_rows(group, padded_to))
     return batches
@@ -328,13 +389,21 @@ def batch_of_rows(requests: Sequence[ScoreRequest], padded_to: int = 0) -> Batch
     trees = tuple(Tree(requests=(request,), num_tokens=longest_row(request, padded_to)) for request in requests)
     width = max(tree.num_tokens for tree in trees)
     num_rows = sum(num_distinct_rows(request, padded_to) for request in requests)
-    cost = num_rows * width + num_rows * width * width / 2 / PAIRS_PER_TOKEN
-    return Batch(layout=PADDED_ROWS, trees=trees, num_tokens=num_rows * width, cost=cost, padded_to=padded_to)
+    num_tokens = num_rows * width
+    num_pairs = num_rows * width * width / 2
+    return Batch(
+        layout=PADDED_ROWS,
+        trees=trees,
+        num_tokens=num_tokens,
+        cost=num_tokens + num_pairs / PAIRS_PER_TOKEN,
+        padded_to=padded_to,
+    )
 
 
 def longest_row(request: ScoreRequest, padded_to: int = 0) -> int:
     """Return the length of the request's longest input row."""
-    longest = max(len(a) + len(b) for a, b in zip(request.contexts, request.continuations, strict=True))
+    rows = zip(request.contexts, request.continuations, strict=True)
+    longest = max(len(context) + len(continuation) for context, continuation in rows)
     return max(longest, padded_to) if padded_to else longest - 1
 
 

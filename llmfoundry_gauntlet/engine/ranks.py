@@ -31,25 +31,30 @@ def assign(batches: Sequence[Batch], *, num_ranks: int) -> list[list[Batch]]:
     """
     if num_ranks < 1:
         raise ValueError(f'num_ranks is {num_ranks}; allowed: 1 or more')
-    share = math.inf if num_ranks == 1 else unit_cost(batches) / num_ranks / SHARES
-    rounds = rounds_of(units_of(batches, share), num_ranks)
+    # A single rank never splits what follows one prefix: it would only run the prefix again.
+    max_cost = math.inf if num_ranks == 1 else unit_cost(batches) / num_ranks / SHARES
+    rounds = rounds_of(units_of(batches, max_cost), num_ranks)
+    rounds.sort(key=costliest_batch, reverse=True)
     loads = [0.0] * num_ranks
     ranks: list[list[Batch]] = [[] for _ in range(num_ranks)]
-    for units in sorted(rounds, key=lambda units: -max(batch.cost for unit in units for batch in unit)):
+    for units in rounds:
         least_first = sorted(range(num_ranks), key=loads.__getitem__)
-        for rank, unit in zip(least_first, sorted(units, key=lambda unit: -unit_cost(unit)), strict=True):
+        costliest_first = sorted(units, key=unit_cost, reverse=True)
+        for rank, unit in zip(least_first, costliest_first, strict=True):
             ranks[rank] += unit
             loads[rank] += unit_cost(unit)
     return ranks
 
 
-def units_of(batches: Sequence[Batch], share: float) -> list[list[Batch]]:
+def units_of(batches: Sequence[Batch], max_cost: float) -> list[list[Batch]]:
     """Return units of batches that a rank runs in sequence: single batches, or a prefix and batches that follow it."""
     units: list[list[Batch]] = []
     for batch in batches:
         if batch.prefix is None:
             units.append([batch])
-        elif units and units[-1][0].prefix is batch.prefix and unit_cost(units[-1]) + batch.cost <= share:
+            continue
+        follows = bool(units) and units[-1][0].prefix is batch.prefix
+        if follows and unit_cost(units[-1]) + batch.cost <= max_cost:
             units[-1].append(batch)
         else:
             units.append([prefix_batch(batch), batch])
@@ -64,31 +69,55 @@ def rounds_of(units: Sequence[list[Batch]], num_ranks: int) -> list[list[list[Ba
     """
     if not units:
         return []
-    filler = min((unit[0] for unit in units), key=lambda batch: batch.cost)
-    single = sorted((unit[0] for unit in units if unit[0].prefix is None), key=lambda batch: batch.cost)
+    first_batches = [unit[0] for unit in units]
+    filler = min(first_batches, key=batch_cost)
+    single = sorted((batch for batch in first_batches if batch.prefix is None), key=batch_cost)
     cached = [unit for unit in units if unit[0].prefix is not None]
-    cached.sort(key=lambda unit: (-len(unit), -unit[-1].cost))  # all batches of a unit but the last are full
+    # Units with prefixes come first: they take the single batches that fit them.
+    with_prefixes = rounds_of_prefixes(cached, single, filler, num_ranks)
+    return [*with_prefixes, *rounds_of_single(single, filler, num_ranks)]
+
+
+def rounds_of_prefixes(
+    units: list[list[Batch]], single: list[Batch], filler: Batch, num_ranks: int
+) -> list[list[list[Batch]]]:
+    """Return rounds of units that begin with a prefix; batches to fill them up are taken from `single`."""
+    # Neighbours are alike in length and in their last batches; the others of a unit are full.
+    units = sorted(units, key=lambda unit: (-len(unit), -unit[-1].cost))
     rounds = []
-    for start in range(0, len(cached), num_ranks):
-        mine = cached[start : start + num_ranks]
-        spare = [[filler, take_batch(single, mine[-1][-1].cost, filler)] for _ in range(num_ranks - len(mine))]
-        rounds.append([lengthened(unit, mine[0], single) for unit in mine + spare])
-    single.reverse()
-    for start in range(0, len(single), num_ranks):
-        alone = [[batch] for batch in single[start : start + num_ranks]]
-        rounds.append(alone + [[filler]] * (num_ranks - len(alone)))
+    for start in range(0, len(units), num_ranks):
+        of_round = units[start : start + num_ranks]
+        longest, shortest = of_round[0], of_round[-1]
+        while len(of_round) < num_ranks:
+            of_round.append([filler, take_batch(single, shortest[-1].cost, filler)])
+        rounds.append([lengthened(unit, longest, single) for unit in of_round])
+    return rounds
+
+
+def rounds_of_single(single: Sequence[Batch], filler: Batch, num_ranks: int) -> list[list[list[Batch]]]:
+    """Return rounds of single batches, which are sorted by cost: the costliest first."""
+    costliest_first = single[::-1]
+    rounds = []
+    for start in range(0, len(costliest_first), num_ranks):
+        of_round = [[batch] for batch in costliest_first[start : start + num_ranks]]
+        of_round += [[filler]] * (num_ranks - len(of_round))
+        rounds.append(of_round)
     return rounds
 
 
 def lengthened(unit: Sequence[Batch], pattern: Sequence[Batch], single: list[Batch]) -> list[Batch]:
     """Return the unit with as many forwards as `pattern`, extended before its last with batches taken from `single`."""
-    further = [take_batch(single, batch.cost, unit[0]) for batch in pattern[len(unit) - 1 : -1]]
+    missing = pattern[len(unit) - 1 : -1]
+    further = [take_batch(single, batch.cost, unit[0]) for batch in missing]
     return [*unit[:-1], *further, unit[-1]]
 
 
 def take_batch(single: list[Batch], cost: float, otherwise: Batch) -> Batch:
     """Remove and return the costliest batch of at most this cost, else the cheapest; `otherwise` if there is none."""
-    return single.pop(max(0, bisect_right(single, cost, key=lambda batch: batch.cost) - 1)) if single else otherwise
+    if not single:
+        return otherwise
+    num_cheaper = bisect_right(single, cost, key=batch_cost)
+    return single.pop(max(0, num_cheaper - 1))
 
 
 def prefix_batch(batch: Batch) -> Batch:
@@ -101,6 +130,16 @@ def prefix_batch(batch: Batch) -> Batch:
 def unit_cost(unit: Sequence[Batch]) -> float:
     """Return the cost of a unit in tokens."""
     return sum(batch.cost for batch in unit)
+
+
+def batch_cost(batch: Batch) -> float:
+    """Return the cost of a batch in tokens."""
+    return batch.cost
+
+
+def costliest_batch(units: Sequence[Sequence[Batch]]) -> float:
+    """Return the cost of the costliest batch of some units."""
+    return max(batch.cost for unit in units for batch in unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +182,15 @@ class Estimate:
 
 def scored_tokens(batches: Sequence[Batch]) -> Counter[str]:
     """Return the input tokens of scoring by task; a cached prefix counts once."""
-    found: Counter[str] = Counter()
+    num_tokens: Counter[str] = Counter()
     prefix = None
     for batch in batches:
         if batch.prefix is not None and batch.prefix is not prefix:
-            found[batch.requests[0].key.task] += len(batch.prefix)
+            num_tokens[batch.requests[0].key.task] += len(batch.prefix)
         prefix = batch.prefix
         for task, count in tokens_of_batch(batch):
-            found[task] += count
-    return found
+            num_tokens[task] += count
+    return num_tokens
 
 
 def tokens_of_batch(batch: Batch) -> Iterator[tuple[str, int]]:
@@ -167,12 +206,15 @@ def tokens_of_batch(batch: Batch) -> Iterator[tuple[str, int]]:
 
 def tokens_of_tree(tree: Tree) -> Iterator[tuple[str, int]]:
     """Yield the tokens of a tree by task: those that it adds to the requests before it."""
-    parts = [(task, len(list(requests))) for task, requests in groupby(tree.requests, lambda request: request.key.task)]
-    rest = tree.num_tokens
-    for place in range(len(parts) - 1, 0, -1):
-        task, size = parts[place]
-        num_before = sum(count for _, count in parts[:place])
-        added = count_prefixes(tree.requests[: num_before + size]) - count_prefixes(tree.requests[:num_before])
-        yield task, added
-        rest -= added
-    yield parts[0][0], rest
+    spans_of_tasks = []  # adjacent requests of one task: where they start and end
+    end = 0
+    for task, requests in groupby(tree.requests, key=lambda request: request.key.task):
+        start, end = end, end + len(list(requests))
+        spans_of_tasks.append((task, start, end))
+    # From the last on, so that the first gets the rest: a tree of one task, as most are, is not counted again.
+    num_left = tree.num_tokens
+    for task, start, end in reversed(spans_of_tasks[1:]):
+        num_added = count_prefixes(tree.requests[:end]) - count_prefixes(tree.requests[:start])
+        yield task, num_added
+        num_left -= num_added
+    yield spans_of_tasks[0][0], num_left

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from llmfoundry_gauntlet.types import GenerateRequest, ScoreRequest
 
-Asked = TypeVar('Asked', ScoreRequest, GenerateRequest)
+AnyRequest = TypeVar('AnyRequest', ScoreRequest, GenerateRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,39 +39,42 @@ class RotaryLengths:
             length = request.length
         else:
             rows = zip(request.contexts, request.continuations, strict=True)
-            length = max(self.padded_to.get(request.key.task, 0), *(len(a) + len(b) for a, b in rows))
+            longest = max(len(context) + len(continuation) for context, continuation in rows)
+            length = max(longest, self.padded_to.get(request.key.task, 0))
         if length <= self.base:
             return self.base
         return length if self.scales_by_length else self.base + 1
 
-    def groups(self, requests: Iterable[Asked]) -> list[tuple[int, list[Asked]]]:
+    def groups(self, requests: Iterable[AnyRequest]) -> list[tuple[int, list[AnyRequest]]]:
         """Group requests with equal frequencies, each group with its length, the longest first."""
-        found: dict[int, list[Asked]] = {}
+        by_length: dict[int, list[AnyRequest]] = {}
         for request in requests:
-            found.setdefault(self.of(request), []).append(request)
-        return sorted(found.items(), reverse=True, key=lambda group: group[0])
+            by_length.setdefault(self.of(request), []).append(request)
+        return [(length, by_length[length]) for length in sorted(by_length, reverse=True)]
 
 
 @contextmanager
 def rotary_length(model: Any, length: int) -> Iterator[None]:
     """Make rotary embeddings act as in a forward whose longest row has this length, until the context ends."""
-    modules = [
-        module
-        for module in model.modules()
-        if hasattr(module, 'inv_freq') and 'position_ids' in inspect.signature(module.forward).parameters
-    ]
-    before = [(dict(module.__dict__), dict(module._buffers)) for module in modules]
+    embeddings = [module for module in model.modules() if is_rotary_embedding(module)]
+    # Whole copies, as a forward may set any attribute or buffer.
+    before = [(dict(module.__dict__), dict(module._buffers)) for module in embeddings]
     try:
-        for module in modules:
+        for module in embeddings:
             reset_length(module)
             module.__dict__['forward'] = at_length(module.forward, length)
         yield
     finally:
-        for module, (attributes, buffers) in zip(modules, before, strict=True):
+        for module, (attributes, buffers) in zip(embeddings, before, strict=True):
             module.__dict__.clear()
             module.__dict__.update(attributes)
             module._buffers.clear()
             module._buffers.update(buffers)
+
+
+def is_rotary_embedding(module: Any) -> bool:
+    """Return whether a module is a rotary embedding of transformers, which takes position ids."""
+    return hasattr(module, 'inv_freq') and 'position_ids' in inspect.signature(module.forward).parameters
 
 
 def reset_length(module: Any) -> None:
@@ -86,9 +89,11 @@ def at_length(forward: Callable[[Any, Any], tuple[Any, Any]], length: int) -> Ca
     """Return a rotary embedding's forward with one more position, the last of a row of this length."""
 
     def longer(x: Any, position_ids: Any) -> tuple[Any, Any]:
-        extended = position_ids.new_full((*position_ids.shape[:-1], position_ids.shape[-1] + 1), length - 1)
+        *rows, num_positions = position_ids.shape
+        extended = position_ids.new_full((*rows, num_positions + 1), length - 1)
         extended[..., :-1] = position_ids
         cos, sin = forward(x, extended)
+        # Without the values of the added position, of which only the length was wanted.
         return cos[..., :-1, :], sin[..., :-1, :]
 
     return longer

@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from llmfoundry_gauntlet.types import Bools, Floats, Ids, Ints, ItemKey, ScoreOutput, ScoreRequest
+
+BIG_ENDIAN = '>i4'  # token ids whose bytes sort as the ids do
+ID_BYTES = 4
+PEEKED_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,8 +79,8 @@ def split_outputs(
 
 
 def sortable(ids: Ids) -> bytes:
-    """Return token ids as bytes, four per token, in an encoding that sorts token by token."""
-    return ids.astype('>i4').tobytes()
+    """Return token ids as bytes, ID_BYTES per token, in an encoding that sorts token by token."""
+    return ids.astype(BIG_ENDIAN).tobytes()
 
 
 def input_row(context: Ids, continuation: Ids) -> Ids:
@@ -110,22 +115,25 @@ def lay_out_rows(requests: Sequence[ScoreRequest], *, padded_to: int = 0, paddin
     """
     rows: list[Ids] = []
     index_of: dict[bytes, int] = {}
-    places = []
+    spans = []  # of each continuation: its row, the first position read, the number of reads
     for request in requests:
         sequences = whole_rows(request) if padded_to else input_rows(request)
         for row, context, continuation in zip(sequences, request.contexts, request.continuations, strict=True):
             index = index_of.setdefault(row.tobytes(), len(rows))
             if index == len(rows):
                 rows.append(row)
-            places.append((index, len(context) - 1, len(continuation)))
+            # The logits of a token are those of the position before it.
+            spans.append((index, len(context) - 1, len(continuation)))
+
     lengths = np.array([len(row) for row in rows])
     width = max(lengths.max(), padded_to)
-    fillers = [row[-1] if padding is None else padding for row in rows]
-    tokens = np.repeat(np.array(fillers, np.int32)[:, None], width, axis=1)
+    tokens = np.empty((len(rows), width), np.int32)
     for padded, row in zip(tokens, rows, strict=True):
         padded[: len(row)] = row
-    reads = np.concatenate([np.arange(start, start + count) + index * width for index, start, count in places])
-    return PaddedRows(tokens=tokens, lengths=lengths, reads=reads, targets=targets_of(requests))
+        padded[len(row) :] = row[-1] if padding is None else padding
+
+    reads = [index * width + np.arange(first, first + count) for index, first, count in spans]
+    return PaddedRows(tokens=tokens, lengths=lengths, reads=np.concatenate(reads), targets=targets_of(requests))
 
 
 def lay_out_stream(trees: Sequence[Tree], num_cached: int = 0) -> Stream:
@@ -138,28 +146,60 @@ def lay_out_stream(trees: Sequence[Tree], num_cached: int = 0) -> Stream:
 
 def count_prefixes(requests: Iterable[ScoreRequest]) -> int:
     """Return the number of distinct prefixes of all sequences: the fewest tokens needed to run the requests."""
-    return num_distinct_prefixes(sorted({sortable(row) for request in requests for row in input_rows(request)}))
+    rows = {sortable(row) for request in requests for row in input_rows(request)}
+    return num_distinct_prefixes(sorted(rows))
 
 
 def num_distinct_prefixes(rows: Sequence[bytes]) -> int:
-    """Return the number of nodes in the trie of sorted rows with four bytes per token."""
-    return sum(len(row) // 4 for row in rows) - sum(_shared_lengths(rows))
+    """Return the number of nodes in the trie of sorted rows, as `sortable` encodes them."""
+    num_tokens = sum(len(row) for row in rows) // ID_BYTES
+    return num_tokens - sum(_shared_lengths(rows))
 
 
 def num_shared(first: bytes, second: bytes) -> int:
-    """Return the length in tokens of the common prefix of two rows with four bytes per token."""
+    """Return the length in tokens of the common prefix of two rows, as `sortable` encodes them."""
     length = min(len(first), len(second))
-    if first[:32] != second[:32]:  # most neighbours: cheaper than a whole comparison
-        length = min(length, 32)
+    # Most neighbours differ early: a look at the first tokens is cheaper than a comparison of the whole rows.
+    if first[:PEEKED_BYTES] != second[:PEEKED_BYTES]:
+        length = min(length, PEEKED_BYTES)
     if first[:length] == second[:length]:
-        return length // 4
-    differ = np.frombuffer(first, np.int32, length // 4) != np.frombuffer(second, np.int32, length // 4)
+        return length // ID_BYTES
+    num_tokens = length // ID_BYTES
+    differ = np.frombuffer(first, np.int32, num_tokens) != np.frombuffer(second, np.int32, num_tokens)
     return int(differ.argmax())
 
 
 def _shared_lengths(rows: Sequence[bytes]) -> list[int]:
     """Return the number of tokens that each row shares with the previous one, 0 for the first."""
-    return [0, *(num_shared(before, row) for before, row in pairwise(rows))][: len(rows)]
+    if not rows:
+        return []
+    return [0, *(num_shared(before, row) for before, row in pairwise(rows))]
+
+
+class _Piece(NamedTuple):
+    """A part of a sequence that is contiguous in the stream: `length` tokens at `start`, `depth` tokens deep."""
+
+    depth: int
+    start: int
+    length: int
+
+
+class _Branch(NamedTuple):
+    """Rows `low` to `high`, which agree in their first `depth` tokens; these were appended as `path`."""
+
+    low: int
+    high: int
+    depth: int
+    path: tuple[_Piece, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """Tokens of the stream without a branch between them. `end` is where the subtree ends, once it was appended."""
+
+    length: int
+    first_depth: int
+    end: int = 0
 
 
 class _StreamBuilder:
@@ -169,68 +209,70 @@ class _StreamBuilder:
         self.num_cached = num_cached
         self.length = 0
         self.tokens: list[Ids] = []
-        self.segments: list[list[int]] = []  # [length, first depth, end of subtree]
+        self.segments: list[_Segment] = []
         self.tree_starts: list[int] = []
         self.reads: list[Ints] = []
         self.targets: list[Ids] = []
 
     def add(self, requests: Sequence[ScoreRequest]) -> None:
         """Append the tree of these requests; sequences with different first tokens become separate trees."""
-        places = []  # (sequence as bytes, first position read, number of reads)
+        spans = []  # of each continuation: its row, the first position read, the number of reads
         for request in requests:
             for context, continuation in zip(request.contexts, request.continuations, strict=True):
-                ids = input_row(context, continuation)[self.num_cached :]
-                places.append((sortable(ids), len(context) - 1 - self.num_cached, len(continuation)))
-        rows = sorted({row for row, _, _ in places})
-        paths = self._emit(rows)
-        for row, start, count in places:
-            self.reads.append(_positions(paths[row], start, start + count))
+                row = sortable(input_row(context, continuation)[self.num_cached :])
+                # The logits of a token are those of the position before it.
+                spans.append((row, len(context) - 1 - self.num_cached, len(continuation)))
+        distinct_rows = {row for row, _, _ in spans}
+        paths = self._append(sorted(distinct_rows))
+        for row, first, count in spans:
+            self.reads.append(_positions(paths[row], first, first + count))
         self.targets.append(targets_of(requests))
 
-    def _emit(self, rows: list[bytes]) -> dict[bytes, list[tuple[int, int, int]]]:
-        """Append sorted distinct rows; return the path of each as (first depth, place in the stream, length)."""
-        paths: dict[bytes, list[tuple[int, int, int]]] = {}
+    def _append(self, rows: list[bytes]) -> dict[bytes, tuple[_Piece, ...]]:
+        """Append sorted distinct rows in depth-first order; return the path of each through the stream."""
+        paths: dict[bytes, tuple[_Piece, ...]] = {}
         shared = _shared_lengths(rows)
-        # Each entry: rows low..high agree in `depth` tokens, already appended as `path`; or a segment to close.
-        todo: list[tuple[int, int, int, list[tuple[int, int, int]]] | int] = [
-            (low, high, 0, []) for low, high in reversed(self._runs(shared, 0, len(rows), 0, rows))
-        ]
+        # A stack, as the depth of a tree may exceed the limit of recursion. A segment lies below the branches that
+        # follow it, so that it is popped once its whole subtree has been appended.
+        roots = _runs(rows, shared, 0, len(rows), 0)
+        todo: list[_Branch | _Segment] = [_Branch(low, high, 0, ()) for low, high in reversed(roots)]
         while todo:
             entry = todo.pop()
-            if isinstance(entry, int):
-                self.segments[entry][2] = self.length
+            if isinstance(entry, _Segment):
+                entry.end = self.length
                 continue
             low, high, depth, path = entry
-            agree = min(shared[low + 1 : high], default=len(rows[low]) // 4)
             if depth == 0:
                 self.tree_starts.append(self.length)
-            path = [*path, (depth, self.length, agree - depth)]
-            self.tokens.append(np.frombuffer(rows[low], '>i4')[depth:agree])
-            todo.append(len(self.segments))
-            self.segments.append([agree - depth, depth + self.num_cached, 0])
-            self.length += agree - depth
-            if len(rows[low]) // 4 == agree:  # this row ends here; the others continue
+
+            # The tokens that all these rows have after `depth`, up to where the first row ends or two differ.
+            agree = min(shared[low + 1 : high], default=len(rows[low]) // ID_BYTES)
+            path = (*path, _Piece(depth, self.length, agree - depth))
+            segment = _Segment(length=agree - depth, first_depth=depth + self.num_cached)
+            self.tokens.append(np.frombuffer(rows[low], BIG_ENDIAN)[depth:agree])
+            self.segments.append(segment)
+            self.length += segment.length
+            todo.append(segment)
+
+            # A row that ends here sorts before those that continue, so only the first may.
+            if len(rows[low]) // ID_BYTES == agree:
                 paths[rows[low]] = path
                 low += 1
             if low < high:
-                runs = self._runs(shared, low, high, agree, rows)
-                todo.extend((first, last, agree, path) for first, last in reversed(runs))
+                runs = _runs(rows, shared, low, high, agree)
+                todo.extend(_Branch(first, last, agree, path) for first, last in reversed(runs))
         return paths
-
-    @staticmethod
-    def _runs(shared: list[int], low: int, high: int, depth: int, rows: list[bytes]) -> list[tuple[int, int]]:
-        """Return rows low..high by their token after `depth`, the run with the longest row first."""
-        bounds = [low, *(index for index in range(low + 1, high) if shared[index] <= depth), high]
-        return sorted(pairwise(bounds), key=lambda run: -max(map(len, rows[run[0] : run[1]])))
 
     def stream(self) -> Stream:
         """Return the stream of all appended trees."""
-        lengths, firsts, ends = np.array(self.segments, dtype=np.int64).T
+        lengths = np.array([segment.length for segment in self.segments])
+        first_depths = np.array([segment.first_depth for segment in self.segments])
+        ends = np.array([segment.end for segment in self.segments])
         starts = np.cumsum(lengths) - lengths
-        within = np.arange(self.length) - np.repeat(starts, lengths)
+        place_in_segment = np.arange(self.length) - np.repeat(starts, lengths)
         return Stream(
             tokens=np.concatenate(self.tokens).astype(np.int32),
-            depths=(np.repeat(firsts, lengths) + within).astype(np.int32),
+            depths=(np.repeat(first_depths, lengths) + place_in_segment).astype(np.int32),
             ends=np.repeat(ends, lengths).astype(np.int32),
             tree_starts=np.array([*self.tree_starts, self.length]),
             reads=np.concatenate(self.reads),
@@ -238,11 +280,22 @@ class _StreamBuilder:
         )
 
 
-def _positions(path: Sequence[tuple[int, int, int]], start: int, stop: int) -> Ints:
+def _runs(rows: Sequence[bytes], shared: Sequence[int], low: int, high: int, depth: int) -> list[tuple[int, int]]:
+    """Return the runs of rows low..high with the same token after `depth`, the run with the longest row first."""
+    begins = [index for index in range(low + 1, high) if shared[index] <= depth]
+    runs = list(pairwise([low, *begins, high]))
+    # The deepest branch first makes the first path of a tree its longest, which attention runs without a mask.
+    runs.sort(key=lambda run: -max(map(len, rows[run[0] : run[1]])))
+    return runs
+
+
+def _positions(path: Sequence[_Piece], start: int, stop: int) -> Ints:
     """Return the positions in the stream of a path's tokens at depths start..stop."""
-    found = []
-    for depth, place, length in path:
-        first, last = max(start, depth), min(stop, depth + length)
+    positions = []
+    for piece in path:
+        first = max(start, piece.depth)
+        last = min(stop, piece.depth + piece.length)
         if first < last:
-            found.append(np.arange(place + first - depth, place + last - depth))
-    return found[0] if len(found) == 1 else np.concatenate(found)
+            offset = piece.start - piece.depth
+            positions.append(np.arange(first + offset, last + offset))
+    return positions[0] if len(positions) == 1 else np.concatenate(positions)
