@@ -43,7 +43,7 @@ $(READY): pyproject.toml requirements/constraints.txt
 demo: $(READY)
 	$(BIN)/python scripts/make_demo_data.py
 	rm -rf runs/demo/checkpoints runs/demo/gauntlet
-	$(BIN)/composer -n 2 -m llmfoundry_gauntlet train yamls/train/demo.yaml
+	$(BIN)/composer -n 2 scripts/train.py yamls/train/demo.yaml
 
 test: $(READY)
 	$(PYTEST) -m 'not slow' $(PARTS)

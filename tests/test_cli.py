@@ -195,7 +195,6 @@ LONG, LONG_PATH = 'x' * 300, 'x' * 5000
         ('run', '--outputs', 'answers.jsonl', '--out', LONG),
         ('run', '--from', LONG_PATH, '--out', 'out'),
         ('eval', LONG_PATH),
-        ('train', LONG_PATH),
         ('watch', LONG_PATH, '--tasks', TASKS, '--out', 'out'),
         ('export', '--out', LONG_PATH),
         ('report', LONG_PATH),

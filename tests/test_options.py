@@ -125,7 +125,6 @@ WRONG = [  # a command, and a fact of each line of its message
     ('validate --tasks TASKS --no-data --data-root data', '--data-root: '),
     ('validate --gauntlet GAUNTLET --data-root data', '--data-root: '),
     ('eval nowhere.yaml', 'nowhere.yaml: there is no such file'),
-    ('train nowhere.yaml', 'nowhere.yaml: there is no such file'),
     ('validate', 'nothing to check'),
     ('ls saftey', "saftey: no such task or category, did you mean 'safety'?"),
     ('export', '--out'),

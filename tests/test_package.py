@@ -236,5 +236,5 @@ def test_an_installed_wheel_works_in_any_folder(wheel: Path, tmp_path: Path):
     assert '57 tasks' in run('ls') and 'sample' in run('ls', 'copa')
     assert 'rows of 57 tasks' in run('validate', '--tasks', 'yamls/tasks/gauntlet_v0.1.yaml')
     assert '72 files' in run('data', 'ls')
-    assert 'eval_gauntlet' in run('train', '--help') and 'resume=true' in run('eval', '--help')
+    assert 'resume=true' in run('eval', '--help')
     assert (target / 'bin' / 'gauntlet').is_file()

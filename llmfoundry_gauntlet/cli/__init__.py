@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.cli.explain import explain
 from llmfoundry_gauntlet.cli.inspect import ls, validate
 from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, CliCommand
 from llmfoundry_gauntlet.cli.report import compare, report, show
-from llmfoundry_gauntlet.cli.run import eval_file, export, run, train
+from llmfoundry_gauntlet.cli.run import eval_file, export, run
 from llmfoundry_gauntlet.cli.watch import watch
 from llmfoundry_gauntlet.config.resources import plugin_of
 from llmfoundry_gauntlet.errors import MOST_SHOWN, GauntletError, print_problems
@@ -40,7 +40,7 @@ The Mosaic Eval Gauntlet and SCORE. Getting started:
                                         evaluate a model; --only copa,safety and --subset-items 100 for a first look
   gauntlet report runs/model            write a page with all scores, errors and samples
 
-In training, add the callback eval_gauntlet: composer -n 2 -m llmfoundry_gauntlet train FILE.yaml
+In training, call Gauntlet.evaluate in your loop, or give Composer's Trainer the callback EvalGauntlet.
 All commands: gauntlet --help. Shell completion: gauntlet --install-completion
 """
 
@@ -58,7 +58,7 @@ def root(
         typer.echo(BEGINNING, nl=False)
 
 
-for command in (ls, explain, validate, run, train, watch, show, compare, report, export):
+for command in (ls, explain, validate, run, watch, show, compare, report, export):
     app.command(cls=CliCommand)(command)
 app.command('eval', cls=CliCommand)(eval_file)
 app.add_typer(data_commands, name='data')
@@ -86,8 +86,6 @@ def exit_without_traceback(
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         print(f'error: {str(error.filename)[:MOST_SHOWN]}...: {error.strerror}; give another path', file=sys.stderr)
         raise SystemExit(MISTAKE)
-    if 'train' in sys.argv[1:2]:
-        return  # keep the traceback: training may fail anywhere, and after hours
     if kind is not None and not issubclass(kind, (SystemExit, KeyboardInterrupt)):
         text = ' '.join(f'{kind.__name__}: {error}'.split())
         plugin = plugin_of(traceback)

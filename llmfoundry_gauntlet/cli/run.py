@@ -277,19 +277,6 @@ def export(
     typer.echo(f'{out}: requests of {plural(len(data.examples), "task")}')
 
 
-def train(file: File, overrides: Overrides = None) -> None:
-    """Train a causal language model on text with Composer; the callback eval_gauntlet evaluates it during training.
-
-    composer -n 2 -m llmfoundry_gauntlet train yamls/train/demo.yaml max_duration=100ba
-
-    The keys are in the documentation (In training).
-    """
-    start_logging()
-    from llmfoundry_gauntlet.composer.train import train_from_file
-
-    train_from_file(file, overrides or [])
-
-
 def eval_file(file: File, overrides: Overrides = None) -> None:
     """Evaluate one or several models from a YAML file: the options of gauntlet run as keys, or llm-foundry's keys.
 

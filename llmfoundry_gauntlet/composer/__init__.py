@@ -1,4 +1,4 @@
-"""Everything that depends on Composer: the callback, evaluators, and training from a YAML file.
+"""Everything that depends on Composer: the callback, and evaluators of single tasks.
 
 Raise MissingPackageError where Composer is not installed.
 """
@@ -9,8 +9,8 @@ from llmfoundry_gauntlet.errors import MissingPackageError
 
 if find_spec('composer') is None:
     raise MissingPackageError(
-        'EvalGauntlet, build_icl_evaluators and gauntlet train need MosaicML Composer, which is not installed; '
-        "pip install 'llmfoundry-gauntlet[composer]'. Gauntlet, evaluate and the other commands do without it"
+        'EvalGauntlet and build_icl_evaluators need MosaicML Composer, which is not installed; '
+        "pip install 'llmfoundry-gauntlet[composer]'. Gauntlet, evaluate and the commands do without it"
     )
 
 from llmfoundry_gauntlet.composer.callback import EvalGauntlet

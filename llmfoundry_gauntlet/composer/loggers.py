@@ -1,18 +1,14 @@
-"""Build Composer's loggers from YAML, and log metrics in an order and form that each of them accepts."""
+"""Log metrics to Composer's loggers, in an order and form that each of them accepts."""
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from composer.core import State
 from composer.loggers import FileLogger, Logger, LoggerDestination, MLFlowLogger, TensorboardLogger, WandBLogger
-from composer.utils import MissingConditionalImportError
 
-from llmfoundry_gauntlet.errors import Collected, ConfigError, describe, suggestion
 from llmfoundry_gauntlet.metrics.keys import BATCH
 from llmfoundry_gauntlet.runtime.distributed import global_rank
 from llmfoundry_gauntlet.runtime.logged_values import (
@@ -25,7 +21,6 @@ from llmfoundry_gauntlet.runtime.logged_values import (
     warn_of_library,
 )
 
-Builders = Mapping[str, Callable[..., Any]]
 Written = WandbRows | TensorboardScalars | MlflowSender
 
 LOGGERS: dict[str, type[LoggerDestination]] = {
@@ -40,70 +35,11 @@ log = logging.getLogger(__name__)
 _WRITTEN: WeakKeyDictionary[LoggerDestination, Written] = WeakKeyDictionary()
 
 
-def build_loggers(chosen: Mapping[str, Any] | None) -> list[LoggerDestination]:
-    """Return a Composer logger for each name, with its arguments: `{'mlflow': {'experiment_name': 'llama'}}`.
-
-    Raise ConfigError for unknown names and arguments, and if a logger's library is not installed.
-    """
-    loggers = build_each('loggers', LOGGERS, chosen)
-    warn_of_libraries(loggers)
-    return loggers
-
-
 def warn_of_libraries(loggers: Sequence[LoggerDestination]) -> None:
     """Warn once per process about each logger whose library version is not supported."""
     for name in LOGGERS:
         if any(isinstance(logger, LOGGERS[name]) for logger in loggers):
             warn_of_library(name)
-
-
-def build_each(part: str, known: Builders, chosen: Mapping[str, Any] | None) -> list[Any]:
-    """Build an object for each entry of a section such as `loggers`, in the order of the file; None: no arguments.
-
-    Raise one GauntletError with every unknown name and argument, and every value that an object refuses.
-    """
-    if chosen is not None and not isinstance(chosen, Mapping):
-        raise ConfigError(f'{part}: is {describe(chosen)}; allowed: a mapping with {", ".join(known)}')
-    entries = {name: {} if arguments is None else arguments for name, arguments in (chosen or {}).items()}
-    collected = Collected()
-    built = []
-    for name, arguments in entries.items():
-        problems = check(part, known, name, arguments)
-        if problems:
-            collected.add(ConfigError(problems))
-            continue
-        with collected:
-            built.append(build(part, known, name, arguments))
-    collected.raise_all()
-    return built
-
-
-def check(part: str, known: Builders, name: str, arguments: Any) -> list[str]:
-    """Return the problems of one entry."""
-    if name not in known:
-        return [f"{part}: unknown key '{name}'{suggestion(str(name), known)}"]
-    if not isinstance(arguments, Mapping):
-        return [f'{part}.{name}: is {describe(arguments)}; allowed: a mapping']
-    parameters = inspect.signature(known[name]).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return []  # the constructor checks its own keys
-    problems = [
-        f"{part}.{name}: unknown key '{key}'{suggestion(str(key), parameters)}"
-        for key in arguments
-        if key not in parameters
-    ]
-    missing = [key for key, value in parameters.items() if value.default is value.empty and key not in arguments]
-    return problems + [f"{part}.{name}: the key '{key}' is missing" for key in missing]
-
-
-def build(part: str, known: Builders, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Build one object. Raise ConfigError if its library is not installed."""
-    try:
-        return known[name](**arguments)
-    except MissingConditionalImportError as error:
-        raise ConfigError(
-            f"{part}.{name}: its library is not installed; pip install 'llmfoundry-gauntlet[{name}]'"
-        ) from error
 
 
 def log_evaluation(state: State, logger: Logger, metrics: Mapping[str, float], batch: int) -> None:

@@ -1,4 +1,4 @@
-"""Translate the keys of llm-foundry's training and evaluation files into ours.
+"""Translate the keys of llm-foundry's evaluation files, and of its training for our plug-in, into ours.
 
 Keys are those of llm-foundry 0.22. Each `map_` function also returns a line per key with its translation, or the reason
 why it has no effect.
@@ -12,14 +12,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.config.settings import is_interval
-from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, decode_value, find_yaml
+from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, find_yaml
 from llmfoundry_gauntlet.errors import ConfigError, describe, suggestion
 
-CALLBACK = 'eval_gauntlet'  # our callback has the name of llm-foundry's key
 PLUGIN = 'eval_gauntlet_fast'  # our callback in llm-foundry's own training
-RENAMED = {'icl_tasks': 'tasks', CALLBACK: 'gauntlet', 'icl_seq_len': 'max_seq_len'}
+RENAMED = {'icl_tasks': 'tasks', 'eval_gauntlet': 'gauntlet', 'icl_seq_len': 'max_seq_len'}
 ICL_KEYS = (*RENAMED, 'icl_subset_num_batches', 'device_eval_batch_size')
-TRAINING_KEYS = (*ICL_KEYS, 'eval_first', 'eval_subset_num_batches')
 MODEL_KEYS = ('model_name', 'model', 'tokenizer', 'load_path')
 NO_EFFECT = {  # keys of an evaluation file
     'callbacks': 'nothing is trained',
@@ -36,7 +34,6 @@ NO_EFFECT = {  # keys of an evaluation file
 }
 EVALUATION_KEYS = (*ICL_KEYS, *MODEL_KEYS, *NO_EFFECT, 'models', 'eval_subset_num_batches', 'variables')
 
-MAPPING = dict[str, Any] | None
 KIND = 'hf_causal_lm'
 API = 'is an API; write the requests with gauntlet export, run them there, and score them with gauntlet run --outputs'
 OTHER_KINDS = {
@@ -155,43 +152,6 @@ class Notes(YamlProblems):
         return Mapped(values=values, lines=tuple(self.lines), models=models)
 
 
-def map_training(values: Mapping[str, Any], *, source: str, num_ranks: int) -> Mapped:
-    """Move a training file's top-level ICL keys into the callback; a file without them is returned unchanged.
-
-    With `icl_tasks` at the top, llm-foundry's defaults hold as well: `eval_interval` of one epoch, and `max_seq_len`
-    as the length. Raise ConfigError for keys that contradict the callback's.
-    """
-    notes = Notes(source)
-    given = {key: value for key, value in values.items() if key not in (*TRAINING_KEYS, 'variables')}
-    keys = {key: values[key] for key in TRAINING_KEYS if values.get(key) is not None}
-    if not keys:
-        return Mapped(values=given)
-    callbacks = dict(decode_value(MAPPING, given.get('callbacks'), 'callbacks', notes) or {})
-    own = decode_value(MAPPING, callbacks.get(CALLBACK), f'callbacks.{CALLBACK}', notes) or {}
-    notes.raise_all()
-    if 'icl_tasks' not in keys and CALLBACK not in callbacks:
-        if CALLBACK in keys:
-            notes.add(CALLBACK, 'is a gauntlet without tasks; give icl_tasks as well')
-        notes.no_effect(dict.fromkeys(keys, 'nothing is evaluated; give icl_tasks, or a callback eval_gauntlet'), keys)
-        return notes.mapped(given)
-    settings = icl_settings(keys, notes, num_ranks=num_ranks)
-    if 'icl_tasks' in keys:
-        values = {**given, **keys}
-        if 'eval_interval' in values or 'eval_first' in values or own.get('interval') is None:
-            settings['interval'] = interval_of(values, notes)
-        if 'max_seq_len' in values and 'icl_seq_len' not in values and own.get('max_seq_len') is None:
-            settings['max_seq_len'] = values['max_seq_len']
-            notes.lines.append(f'icl_seq_len is not given -> max_seq_len: {values["max_seq_len"]}, the training length')
-        given.pop('eval_interval', None)  # now the callback's
-    else:
-        notes.no_effect({'eval_first': f'callbacks.{CALLBACK}.interval takes its place'}, keys)
-    if settings.get('interval') == [] and own.get('interval') is None:  # llm-foundry's "never"
-        callbacks.pop(CALLBACK, None)
-    else:
-        callbacks[CALLBACK] = merge_settings(settings, own, f'callbacks.{CALLBACK}.', notes)
-    return notes.mapped({**given, 'callbacks': callbacks})
-
-
 def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) -> Mapped:
     """Return an evaluation file under our keys, with its models in file order.
 
@@ -208,7 +168,7 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
             if key in values:
                 notes.add(key, 'belongs to models, or to a model that is a mapping with a name')
     settings = icl_settings(values, notes, num_ranks=num_ranks)
-    settings = merge_settings(settings, {key: value for key, value in values.items() if key in ours}, '', notes)
+    settings = merge_settings(settings, {key: value for key, value in values.items() if key in ours}, notes)
     if found is not None and 'model_config' in settings:
         notes.add('model_config', "belongs to a 'model' that is a path, not to models")
     notes.no_effect(NO_EFFECT, values)
@@ -240,7 +200,7 @@ def map_plugin(settings: Mapping[str, Any], train_config: Mapping[str, Any]) -> 
         notes.lines.append(f'max_seq_len: {length}, from the training file')
     if values.get('interval') is None and train_config.get('eval_interval') is not None:
         values['interval'] = interval_of(train_config, notes)
-        if not values['interval']:
+        if not values['interval'] and not notes.messages:
             notes.add('interval', 'is missing, and eval_interval of the training file is 0 (never); give one')
     return notes.mapped(values)
 
@@ -273,19 +233,17 @@ def icl_settings(keys: Mapping[str, Any], notes: Notes, *, num_ranks: int) -> di
 
 def interval_of(values: Mapping[str, Any], notes: Notes) -> list[str]:
     """Return llm-foundry's interval in our notation: periodic and at the end; a bare number counts epochs."""
-    is_given, first = values.get('eval_interval') is not None, bool(values.get('eval_first'))
-    every = values['eval_interval'] if is_given else 1
+    every, first = values['eval_interval'], bool(values.get('eval_first'))
     is_epochs = isinstance(every, int) and not isinstance(every, bool) and every >= 0
     if not is_epochs and not (isinstance(every, str) and (every == '0' or is_interval(every))):
         notes.add(
             'eval_interval', f'is {describe(every)}; allowed: a number of epochs (0: never), or a time such as 500ba'
         )
         return []
-    default = '' if is_given else ', its default'
     times = [f'{every}ep' if isinstance(every, int) else str(every), 'last'] if every not in (0, '0') else []
     interval = ['first', *times] if first else times
     ours = f'interval: {short(interval)}' if interval else 'nothing is evaluated'
-    notes.lines.append(f'eval_interval: {every}{default}{first * ", with eval_first"} -> {ours}')
+    notes.lines.append(f'eval_interval: {every}{first * ", with eval_first"} -> {ours}')
     return interval
 
 
@@ -299,13 +257,13 @@ def located(value: Any, key: str, notes: Notes) -> Any:
     return None if found is None else str(found)
 
 
-def merge_settings(settings: Mapping[str, Any], own: Mapping[str, Any], where: str, notes: Notes) -> dict[str, Any]:
+def merge_settings(settings: Mapping[str, Any], own: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
     """Return the merged settings; a key with different values in both is a problem."""
     own = {key: value for key, value in own.items() if value is not None or key not in settings}
     for key in settings.keys() & own.keys():
         if own[key] != settings[key]:
             notes.add(
-                f'{where}{key}',
+                key,
                 f"is {short(own[key])}, but llm-foundry's keys make it {short(settings[key])}; leave one of them out",
             )
     return {**settings, **own}

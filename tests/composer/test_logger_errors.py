@@ -1,11 +1,10 @@
-"""Loggers by name, and loggers that fail while an evaluation is logged."""
+"""Loggers that fail while an evaluation is logged."""
 
 from __future__ import annotations
 
 import gc
 import json
 import logging
-import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,17 +14,12 @@ import pytest
 import tiny
 import wandb
 from composer.loggers import (
-    FileLogger,
     InMemoryLogger,
     LoggerDestination,
-    MLFlowLogger,
-    TensorboardLogger,
-    WandBLogger,
 )
 from mlflow.exceptions import MlflowException
 
-from llmfoundry_gauntlet import ConfigError
-from llmfoundry_gauntlet.composer.loggers import build_loggers, log_evaluation
+from llmfoundry_gauntlet.composer.loggers import log_evaluation
 from llmfoundry_gauntlet.runtime.logged_values import scalars_in
 
 
@@ -99,42 +93,3 @@ def test_the_command_line_logs_to_the_loggers_that_it_names(
     key = 'metrics/sums/0-shot/InContextLearningLMAccuracy'
     metrics = json.loads((tmp_path / 'out/results.json').read_text())['metrics']
     assert scalars_in(folder)[key, 0] == pytest.approx(metrics[key])
-
-
-def test_each_logger_is_built_by_name_with_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)  # where MLflow keeps its own files
-    tensorboard, file, wandb_logger, mlflow = build_loggers(
-        {
-            'tensorboard': None,
-            'file': {'filename': 'log.txt'},
-            'wandb': {'project': 'p'},
-            'mlflow': {'tracking_uri': str(tmp_path / 'mlflow')},
-        }
-    )
-    assert isinstance(tensorboard, TensorboardLogger)
-    assert isinstance(file, FileLogger) and file.filename_format == 'log.txt'
-    assert isinstance(wandb_logger, WandBLogger) and wandb_logger._init_kwargs['project'] == 'p'
-    assert isinstance(mlflow, MLFlowLogger)
-    assert build_loggers(None) == []
-
-
-def test_every_invalid_logger_name_and_argument_is_named():
-    with pytest.raises(ConfigError) as caught:
-        build_loggers({'wanb': {}, 'file': {'filname': 'x'}, 'mlflow': 3})
-    assert caught.value.problems == (
-        "loggers: unknown key 'wanb', did you mean 'wandb'?",
-        "loggers.file: unknown key 'filname', did you mean 'filename'?",
-        'loggers.mlflow: is 3; allowed: a mapping',
-    )
-    for chosen in ('mlflow', ['mlflow'], 3, True):
-        with pytest.raises(ConfigError, match=r'loggers: is .*; allowed: a mapping with file, mlflow'):
-            build_loggers(chosen)
-
-
-@pytest.mark.parametrize(
-    ('name', 'library'), [('wandb', 'wandb'), ('mlflow', 'mlflow'), ('tensorboard', 'torch.utils.tensorboard')]
-)
-def test_a_logger_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch, name: str, library: str):
-    monkeypatch.setitem(sys.modules, library, None)  # as Python has it where an import fails
-    with pytest.raises(ConfigError, match=rf"loggers.{name}: .*; pip install 'llmfoundry-gauntlet\[{name}\]'"):
-        build_loggers({name: {}})

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from llmfoundry_gauntlet.composer.train import read_training_config
 from llmfoundry_gauntlet.errors import ConfigError, GauntletError
 from llmfoundry_gauntlet.evaluation.inputs import load_inputs
 from llmfoundry_gauntlet.evaluation.suite import load_suite
@@ -112,40 +111,6 @@ def test_data_of_valid_tasks_is_read_although_others_are_invalid(tmp_path: Path,
     assert (status, out) == (1, '')
     assert 'tasks.yaml:3 (rivers)' in of_tasks and 'duplicates' in of_tasks
     assert 'capitals.jsonl:1' in of_data and 'choices' in of_data
-
-
-def test_a_training_file_is_checked_to_its_last_key(tmp_path: Path):
-    (tmp_path / 'train.yaml').write_text(
-        f"""
-max_duration: 40
-max_seq_len: 64
-global_train_batch_size: eight
-tokenizer: {{name: {tmp_path}/tokenizer}}
-model: {{config: {{hidden_size: 96}}}}
-train_data: {{path: [{tmp_path}/train.jsonl]}}
-optimizer: {{name: sgd, lr: 3e-3, betas: [0.9]}}
-scheduler: {{name: cosine_with_warmups}}
-loggers: {{tensorbord: {{}}}}
-callbacks:
-  eval_gauntlet: {{tasks: {tmp_path}/tasks.yaml, interval: 1iter}}
-"""
-    )
-    with pytest.raises(GauntletError) as raised:
-        read_training_config(str(tmp_path / 'train.yaml'), [])
-    assert facts_are_in(
-        raised.value,
-        ('train.yaml:2:', 'max_duration', 'is 40'),
-        ('train.yaml:4:', 'global_train_batch_size', "'eight'"),
-        ('train.yaml:6:', 'model_type'),
-        ('train.yaml:8 ', 'name', "'sgd'"),
-        ('train.yaml:8 ', 'betas', '1 values'),
-        ('train.yaml:9 ', "did you mean 'cosine_with_warmup'"),
-        ("unknown key 'tensorbord'", "did you mean 'tensorboard'"),
-        ('interval', "'1iter'"),
-        ('tasks.yaml', 'no such file'),
-        ('tokenizer', 'no such file or folder'),
-        ('train_data.path', 'train.jsonl'),
-    )
 
 
 def test_options_model_and_files_of_run_are_checked_together(tmp_path: Path, gauntlet):

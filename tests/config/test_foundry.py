@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llmfoundry_gauntlet.config.llm_foundry import Mapped, map_evaluation, map_plugin, map_training
+from llmfoundry_gauntlet.config.llm_foundry import Mapped, map_evaluation, map_plugin
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.errors import ConfigError
 
@@ -19,8 +19,8 @@ MODEL = {
 }
 
 
-def training(values: dict[str, Any], *, num_ranks: int = 1) -> Mapped:
-    return map_training(values, source='train.yaml', num_ranks=num_ranks)
+def evaluation(values: dict[str, Any], *, num_ranks: int = 1) -> Mapped:
+    return map_evaluation({'models': [MODEL], 'out': 'o', **values}, source='e.yaml', num_ranks=num_ranks)
 
 
 def problems_of(call: Any, *arguments: Any, **keywords: Any) -> tuple[str, ...]:
@@ -34,112 +34,24 @@ def with_model(**changes: Any) -> dict[str, Any]:
 
 
 def test_files_in_our_keys_are_unchanged():
-    values = {'max_seq_len': 64, 'eval_interval': '3ba', 'callbacks': {'eval_gauntlet': {'tasks': 't.yaml'}}}
-    assert training(values) == Mapped(values=values)
     values = {'model': 'm.pt', 'tokenizer': 'words', 'out': 'o', 'tasks': 't.yaml', 'subset_items': 5}
     assert map_evaluation(values, source='e.yaml', num_ranks=1) == Mapped(values=values)
-
-
-def test_top_level_icl_keys_create_the_callback():
-    values = {
-        'max_seq_len': 2048,
-        'icl_tasks': TASKS,
-        'eval_gauntlet': {'categories': []},
-        'icl_seq_len': 1024,
-        'icl_subset_num_batches': 4,
-        'device_eval_batch_size': 8,
-        'eval_interval': '500ba',
-        'eval_first': True,
-        'callbacks': {'lr_monitor': {}},
-        'variables': {'anything': 1},
-    }
-    mapped = training(values, num_ranks=2)
-    assert mapped.values == {
-        'max_seq_len': 2048,
-        'callbacks': {
-            'lr_monitor': {},
-            'eval_gauntlet': {
-                'tasks': TASKS,
-                'gauntlet': {'categories': []},
-                'max_seq_len': 1024,
-                'subset_items': 4 * 8 * 2,
-                'interval': ['first', '500ba', 'last'],
-            },
-        },
-    }
-    assert 'icl_seq_len: 1024 -> max_seq_len: 1024' in mapped.lines
-    assert 'eval_interval: 500ba, with eval_first -> interval: [first, 500ba, last]' in mapped.lines
-
-
-def test_defaults_are_those_of_llm_foundry():
-    """The length is that of training, the interval one epoch, and all items are evaluated."""
-    mapped = training({'max_seq_len': 2048, 'icl_tasks': TASKS, 'device_eval_batch_size': 8})
-    own = {'tasks': TASKS, 'interval': ['1ep', 'last'], 'max_seq_len': 2048}
-    assert mapped.values['callbacks']['eval_gauntlet'] == own
-    why = 'batches are made by tokens (tokens_per_batch)'
-    assert f'device_eval_batch_size: no effect on scores or speed: {why}' in mapped.lines
 
 
 @pytest.mark.parametrize(
     ('interval', 'expected'), [(2, ['2ep', 'last']), ('7ba', ['7ba', 'last']), ('0.5dur', ['0.5dur', 'last'])]
 )
 def test_intervals_of_llm_foundry_become_ours(interval: Any, expected: list[str]):
-    mapped = training({'icl_tasks': TASKS, 'eval_interval': interval})
-    assert mapped.values['callbacks']['eval_gauntlet']['interval'] == expected
-
-
-@pytest.mark.parametrize(('first', 'expected'), [(False, None), (True, ['first'])])
-def test_an_interval_of_0_evaluates_nothing_but_the_first(first: bool, expected: list[str] | None):
-    mapped = training({'icl_tasks': TASKS, 'eval_interval': 0, 'eval_first': first, 'callbacks': {'speed_monitor': {}}})
-    callbacks = mapped.values['callbacks']
-    assert callbacks.pop('eval_gauntlet', {}).get('interval') == expected
-    assert callbacks == {'speed_monitor': {}}
+    mapped = map_plugin({'tasks': TASKS}, {'eval_interval': interval})
+    assert mapped.values['interval'] == expected
 
 
 @pytest.mark.parametrize(
     'interval', [True, False, 1.5, -1, '', [], ['1ep'], {}, {'every': 1}, 'sometimes', '0ba', '1.5ep', '1iter', '2dur']
 )
 def test_an_invalid_interval_is_an_error_that_names_eval_interval(interval: Any):
-    (problem,) = problems_of(training, {'icl_tasks': TASKS, 'eval_interval': interval})
-    assert problem.startswith('train.yaml: eval_interval: is ') and 'allowed: ' in problem
-
-
-@pytest.mark.parametrize('block', [True, [1]])
-def test_callbacks_that_are_not_a_mapping_are_refused(block: Any):
-    for key, callbacks in (('callbacks', block), ('callbacks.eval_gauntlet', {'eval_gauntlet': block})):
-        (problem,) = problems_of(training, {'icl_tasks': TASKS, 'callbacks': callbacks})
-        assert problem.startswith(f'train.yaml: {key}: is ') and problem.endswith('; allowed: a mapping')
-
-
-def test_top_level_icl_keys_complete_an_existing_callback():
-    own = {'tasks': 't.yaml', 'interval': ['first', '5ba'], 'save_folder': None}
-    values = {'callbacks': {'eval_gauntlet': own}, 'icl_seq_len': 512, 'eval_first': True, 'eval_interval': '9ba'}
-    mapped = training(values)
-    assert mapped.values['callbacks']['eval_gauntlet'] == {**own, 'max_seq_len': 512}
-    assert 'eval_first: no effect: callbacks.eval_gauntlet.interval takes its place' in mapped.lines
-
-
-def test_conflicting_keys_at_the_top_and_in_the_callback_are_errors():
-    agreeing = {'tasks': TASKS, 'interval': ['5ba', 'last'], 'max_seq_len': 512}
-    keys = {'icl_tasks': TASKS, 'eval_interval': '5ba', 'icl_seq_len': 512}
-    mapped = training({**keys, 'callbacks': {'eval_gauntlet': agreeing}})
-    assert mapped.values['callbacks']['eval_gauntlet'] == agreeing
-    own = {'interval': '1ep', 'max_seq_len': 256, 'subset_items': 9}
-    assert sorted(problems_of(training, {**keys, 'callbacks': {'eval_gauntlet': own}})) == [
-        "train.yaml: callbacks.eval_gauntlet.interval: is 1ep, but llm-foundry's keys make it [5ba, last]; leave one "
-        'of them out',
-        "train.yaml: callbacks.eval_gauntlet.max_seq_len: is 256, but llm-foundry's keys make it 512; leave one of "
-        'them out',
-    ]
-
-
-def test_keys_without_anything_to_evaluate_are_named():
-    mapped = training({'seed': 1, 'icl_seq_len': 512, 'device_eval_batch_size': 8})
-    assert mapped.values == {'seed': 1}
-    assert [line.partition(':')[0] for line in mapped.lines] == ['icl_seq_len', 'device_eval_batch_size']
-    assert problems_of(training, {'eval_gauntlet': {'categories': []}}) == (
-        'train.yaml: eval_gauntlet: is a gauntlet without tasks; give icl_tasks as well',
-    )
+    (problem,) = problems_of(map_plugin, {'tasks': TASKS}, {'eval_interval': interval})
+    assert problem.startswith('callbacks.eval_gauntlet_fast: eval_interval: is ') and 'allowed: ' in problem
 
 
 @pytest.mark.parametrize(
@@ -152,15 +64,15 @@ def test_keys_without_anything_to_evaluate_are_named():
     ],
 )
 def test_a_subset_has_as_many_rows_as_llm_foundry_takes_on_all_ranks(keys: dict[str, int], expected: int | None):
-    mapped = training({'icl_tasks': TASKS, **keys}, num_ranks=3)
-    assert mapped.values['callbacks']['eval_gauntlet'].get('subset_items') == expected
+    mapped = evaluation({'icl_tasks': TASKS, **keys}, num_ranks=3)
+    assert mapped.values.get('subset_items') == expected
 
 
 @pytest.mark.parametrize('rows', [None, 0, 0.5, 'auto'])
 def test_a_subset_without_a_batch_size_is_an_error(rows: Any):
     values = {'icl_tasks': TASKS, 'icl_subset_num_batches': 2, 'device_eval_batch_size': rows}
-    (problem,) = problems_of(training, values)
-    assert problem.startswith('train.yaml: icl_subset_num_batches: is 2 with ')
+    (problem,) = problems_of(evaluation, values)
+    assert problem.startswith('e.yaml: icl_subset_num_batches: is 2 with ')
 
 
 def test_the_plugin_takes_length_and_interval_from_the_training_file():

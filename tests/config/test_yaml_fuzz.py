@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-from llmfoundry_gauntlet.composer.train import read_training_config
+from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.errors import GauntletError
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.runtime.evaluate_file import read_config
+
+sys.path.insert(0, str(ROOT / 'scripts'))
+
+import train
 
 NUM_FILES = 150  # of each kind
 VALUES = [
@@ -67,11 +73,11 @@ run_name: fuzz
 max_duration: 40ba
 global_train_batch_size: 8
 max_seq_len: 256
-tokenizer: {name: nowhere/tokenizer}
-model: {config: {model_type: llama, hidden_size: 96}}
-train_data: {path: [nowhere.jsonl]}
-optimizer: {name: adamw, lr: 3e-3}
-scheduler: {name: cosine_with_warmup, t_warmup: 1ba}
+tokenizer: nowhere/tokenizer
+model: {model_type: llama, hidden_size: 96}
+train_data: {path: json, data_files: [nowhere.jsonl]}
+optimizer: {adamw: {lr: 3e-3}}
+scheduler: {cosine_with_warmup: {t_warmup: 1ba}}
 save_interval: 10ba
 callbacks:
   speed_monitor: {}
@@ -82,7 +88,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], object]]] = {
     'gauntlet': (GAUNTLET, lambda path: load_suite(None, path)),
     'score': (SCORE, lambda path: load_suite(None, None, path)),
     'evaluation': (EVALUATION, lambda path: read_config(str(path), [])),
-    'training': (TRAINING, lambda path: read_training_config(str(path), [])),
+    'training': (TRAINING, lambda path: train.build_parts(read_yaml(path))),
 }
 
 

@@ -31,13 +31,14 @@ def run(*words: str) -> str:
 
 def test_the_demo_trains_evaluates_saves_and_prints_scores(tmp_path: Path):
     run(sys.executable, 'scripts/make_demo_data.py', '--out', tmp_path / 'data')
-    command = [BIN / 'composer', '-n', '2', '-m', 'llmfoundry_gauntlet', 'train', 'yamls/train/demo.yaml']
+    command = [BIN / 'composer', '-n', '2', 'scripts/train.py', 'yamls/train/demo.yaml']
     printed = run(
         *command,
         'max_duration=2ba',
         'save_interval=2ba',
-        f'tokenizer.name={tmp_path}/data/tokenizer',
-        f'train_data.path=[{tmp_path}/data/train.jsonl]',
+        f'tokenizer={tmp_path}/data/tokenizer',
+        f'train_data.data_files=[{tmp_path}/data/train.jsonl]',
+        f'train_data.cache_dir={tmp_path}/cache',
         f'save_folder={tmp_path}/checkpoints',
         f'callbacks.eval_gauntlet.save_folder={tmp_path}/gauntlet',
     )

@@ -1,4 +1,4 @@
-"""`gauntlet train` and `gauntlet eval` on llm-foundry's keys, with real models."""
+"""`gauntlet eval` on llm-foundry's keys, with real models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from paths import FIXTURES
 from llmfoundry_gauntlet import evaluate
 
 ROTARY, ALIBI = (str(FIXTURES / 'models' / name) for name in ('rotary_bos', 'alibi_pad_eos'))
-pytestmark = pytest.mark.filterwarnings('ignore:.*optimizer.*:UserWarning')
 
 
 def write(path: Path, values: dict[str, Any]) -> str:
@@ -95,58 +94,3 @@ def test_config_overrides_reach_the_model(tmp_path: Path, capsys: pytest.Capture
     path = evaluation_file(tmp_path, [model('wrong', ROTARY, config_overrides={'rope_teta': 30.0})])
     assert run_cli('eval', path, f'out={tmp_path}/wrong', 'device=cpu') == 2
     assert "config_overrides: unknown key 'rope_teta', did you mean 'rope_theta'?" in capsys.readouterr().err
-
-
-def training_file(folder: Path, **values: Any) -> str:
-    """Write a training file of four batches of a tiny Llama, with these llm-foundry keys."""
-    tiny.tokenizer().save_pretrained(folder / 'tokenizer')
-    rows = [{'text': f'{i} and {i} are {2 * i}. '} for i in range(60)]
-    tiny.write_rows(folder / 'train.jsonl', rows)
-    sizes = {'hidden_size': 16, 'num_hidden_layers': 1, 'num_attention_heads': 2, 'intermediate_size': 32}
-    shared = {
-        'tokenizer': {'name': str(folder / 'tokenizer')},
-        'model': {'config': {'model_type': 'llama', **sizes}},
-        'train_data': {'path': [str(folder / 'train.jsonl')]},
-        'optimizer': {'lr': 1e-3},
-        'scheduler': {'t_warmup': '1ba'},
-        'max_duration': '4ba',
-        'max_seq_len': 96,
-        'global_train_batch_size': 2,
-        'device': 'cpu',
-        'run_name': 'tiny',
-        'log_to_console': False,
-    }
-    return write(folder / 'train.yaml', {**shared, **values})
-
-
-def test_training_follows_llm_foundrys_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    settings = tiny.write_tasks(tmp_path)
-    keys = {
-        'icl_tasks': settings['tasks'],
-        'eval_gauntlet': settings['gauntlet'],
-        'icl_seq_len': 64,
-        'icl_subset_num_batches': 1,
-        'device_eval_batch_size': 2,
-        'eval_interval': '3ba',
-        'eval_first': True,
-        'callbacks': {'eval_gauntlet': {'data_root': str(tmp_path), 'save_folder': str(tmp_path / 'gauntlet')}},
-    }
-    assert run_cli('train', training_file(tmp_path, **keys)) == 0
-    folders = sorted(path.name for path in (tmp_path / 'gauntlet').iterdir())
-    assert folders == ['ba0', 'ba3', 'ba4']
-    record = json.loads((tmp_path / 'gauntlet/ba3/results.json').read_text())
-    assert record['config']['max_seq_len'] == 64
-    assert {entry['num_items'] for entry in record['tasks'].values()} == {2}
-    assert 'value' in record['composites']['categories']['all']
-    printed = capsys.readouterr().out
-    assert 'icl_seq_len: 64 -> max_seq_len: 64\n' in printed
-    assert 'eval_interval: 3ba, with eval_first -> interval: [first, 3ba, last]\n' in printed
-
-
-def test_an_error_of_a_training_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: Any) -> None:
-        raise RuntimeError('out of memory')
-
-    monkeypatch.setattr('composer.Trainer.fit', fail)
-    with pytest.raises(RuntimeError, match='out of memory'):
-        run_cli('train', training_file(tmp_path))

@@ -10,7 +10,6 @@ import pytest
 from paths import FIXTURES
 
 from llmfoundry_gauntlet import ConfigError, evaluate
-from llmfoundry_gauntlet.composer.train import read_training_config
 from llmfoundry_gauntlet.runtime.evaluate_file import read_config
 
 MODEL = str(FIXTURES / 'models' / 'rotary_bos')
@@ -98,25 +97,3 @@ def test_wrong_tasks_are_an_error_before_the_model_is_loaded():
 def test_fsdp_config_is_a_mapping_of_known_keys(config: Any, found: str):
     with pytest.raises(ConfigError, match=f'fsdp_config: {found}'):
         evaluate(MODEL, tasks='t.yaml', device='cpu', fsdp_config=config)
-
-
-@pytest.mark.parametrize(
-    ('override', 'facts'),
-    [
-        ('max_duration=40', ('max_duration: is 40', '40ba')),
-        ('max_duration=forty', ("is 'forty'", '40ba', 'units: iter, ep, ba, sp, tok, sec')),
-        ('max_duration=0.5dur', ("is '0.5dur'", '40ba')),  # a share of itself
-        ('max_duration=0ba', ("is '0ba'", 'above 0')),
-        ('max_duration=1.5ba', ("is '1.5ba'", '40ba')),
-        ('save_interval=500', ('save_interval: is 500', '500ba', 'dur')),
-        ('console_log_interval=10', ('console_log_interval: is 10', '10ba')),
-    ],
-)
-def test_a_training_time_without_its_unit_is_an_error_that_shows_one(override: str, facts: tuple[str, ...]):
-    with pytest.raises(ConfigError) as raised:
-        read_training_config('yamls/train/demo.yaml', [override])
-    problem, *others = raised.value.problems
-    assert not any(
-        'duration' in other or 'interval' in other for other in others
-    )  # but the data of the demo is missing
-    assert problem.startswith('yamls/train/demo.yaml:') and all(fact in problem for fact in facts)
