@@ -144,7 +144,7 @@ def find_item(
 def show_item(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) -> None:
     """Print the item and its prompt with visible white space."""
     example, prompt = asked[0], task.prompt(*asked)
-    place = example.file or task.dataset_uri
+    place = example.file or task.dataset_name
     gold = example.content.gold  # None for programs
     facts = {
         'data': f'{place}, row {example.row} (line {example.row + 1}) of {len({(e.file, e.row) for e in examples})}',

@@ -70,7 +70,7 @@ def list_tasks(suite: Suite, data_root: str) -> list[dict[str, Any]]:
             places.setdefault(benchmark.key, []).append((rank, category.name, benchmark.random_baseline))
     listed = []
     for task in suite.tasks:
-        state = {'dataset_uri': task.dataset_uri, **data_of(task, data_root)}
+        state = {'dataset_uri': task.dataset_name, **data_of(task, data_root)}
         for rank, name, chance in places.get(task.key, [(len(categories), NO_CATEGORY, None)]):
             task_entry = {'category': name, 'task': task.label, 'num_shots': task.num_fewshot[0]}
             listed.append((rank, {**task_entry, 'type': task.icl_task_type, 'chance': chance, **state}))

@@ -84,7 +84,8 @@ class ScoreSpec:
             values = getattr(self, name)
             if values is not None and (not values or len(set(values)) < len(values)):
                 yield f'{name}: is {list(values)}; allowed: at least one value, without duplicates'
-        if not self.applied:
+        are_known = set(self.perturbations or PERTURBATIONS).issubset(PERTURBATIONS)
+        if are_known and not self.applied:
             reasons = '; '.join(f'{name}: {reason}' for name, reason in self.does_not_apply.items())
             yield f'perturbations: nothing is left to run ({reasons})'
         if self.subsets is not None and self.dataset not in (AGIEVAL, MATH):
@@ -99,6 +100,11 @@ class ScoreSpec:
             value = getattr(self, name)
             if value is not None and value < 1:
                 yield f'{name}: is {value}; allowed: 1 or more'
+
+    @property
+    def task_label(self) -> str | None:
+        """Return the label of the multiple_choice task whose rows are asked; None for one of SCORE's own datasets."""
+        return None if self.dataset in DATASETS else self.dataset
 
     @property
     def is_math(self) -> bool:
@@ -192,7 +198,7 @@ def check_labels(specs: Mapping[int, ScoreSpec], tasks: Sequence[TaskSpec], sour
         path = f'{SCORE_KEY}[{index}].dataset'
         if (name := task_key(spec.label, 0)) in names:
             problems.add(path, f'{spec.dataset} becomes the task {name}, which is also in tasks; rename the latter')
-        if spec.dataset in DATASETS or kinds.get(spec.dataset) == MULTIPLE_CHOICE:
+        if spec.task_label is None or kinds.get(spec.task_label) == MULTIPLE_CHOICE:
             continue
         if spec.dataset in kinds:
             why = f'{spec.dataset} is a {kinds[spec.dataset]} task; only {MULTIPLE_CHOICE} has options to perturb'

@@ -32,7 +32,6 @@ from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.code import sandbox_of
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
-from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import ChatFormat, Example, Item
 
 MAX_NAMES = 5  # names of files to fetch in one message
@@ -147,10 +146,7 @@ def selected(suite: Suite, settings: EvaluationSettings) -> Suite:
         suite = only(suite, settings.only)
     if settings.num_fewshot is not None:
         suite = at_shots(suite, settings.num_fewshot)
-    suite = replace(suite, tasks=tuple(task.with_settings(settings) for task in suite.tasks))
-    if settings.subset_items is not None:
-        suite = with_fewer_questions(suite, settings.subset_items)
-    return suite
+    return replace(suite, tasks=tuple(task.with_settings(settings) for task in suite.tasks))
 
 
 def with_programs(data: EvaluationData) -> EvaluationData:
@@ -179,17 +175,6 @@ def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> 
     )
 
 
-def with_fewer_questions(suite: Suite, num_items: int) -> Suite:
-    """Return the suite with at most this many questions of each SCORE dataset."""
-    tasks = [
-        replace(task, spec=replace(task.spec, subset_items=min(task.spec.subset_items or num_items, num_items)))
-        if isinstance(task, ScoreTask)
-        else task
-        for task in suite.tasks
-    ]
-    return replace(suite, tasks=tuple(tasks))
-
-
 def check_metric_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
     """Raise ConfigError if two names would give the same metric key."""
     categories = {
@@ -210,7 +195,7 @@ def subsets_of(
     if settings.precision is not None:
         subsets = precise_subsets(tasks, examples, gauntlet, settings.precision)
     else:
-        keys = [task.key for task in tasks if not isinstance(task, ScoreTask)]
+        keys = [task.key for task in tasks if not task.asks_variants]
         subsets = {key: subset(examples[key], settings.subset_items) for key in keys}
     return {key: rows for key, rows in subsets.items() if len(rows) < len(examples[key])}
 
@@ -263,8 +248,8 @@ def missing_files(
     tasks: Sequence[Task], suite: Suite, data_root: str, errors: Mapping[str, MissingFileError]
 ) -> DataError:
     """Return one error for all missing files, with their number, the data root and how to get them."""
-    missing = {task.dataset_uri: task for task in tasks}
-    num_files = len({task.dataset_uri for task in suite.tasks})
+    missing = {task.dataset_name: task for task in tasks}
+    num_files = len({task.dataset_name for task in suite.tasks})
     known = {file.task for file in read_manifest()} & {task.label for task in tasks}
     if len(missing) == 1 and not known:
         return errors[tasks[0].key]

@@ -23,7 +23,6 @@ from llmfoundry_gauntlet.metrics.comparison import POWER
 from llmfoundry_gauntlet.metrics.composites import Sizes, TargetEstimate, TaskCosts, allocate, influences, slopes
 from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE
 from llmfoundry_gauntlet.tasks import Task
-from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import Example
 
 SHARES = (0.02, 0.05, 0.1, 0.2)  # targets shown by a dry run
@@ -140,7 +139,7 @@ def precision_plan(
     if average not in names:
         raise ConfigError(f'precision_target: the gauntlet has no average {average!r}; allowed: {", ".join(names)}')
     baselines = {one.key: one.random_baseline for category in gauntlet.categories for one in category.benchmarks}
-    known = [task for task in tasks if task.key in examples and not isinstance(task, ScoreTask)]
+    known = [task for task in tasks if task.key in examples and not task.asks_variants]
     return PrecisionPlan(
         gauntlet=gauntlet,
         average=average,

@@ -402,9 +402,9 @@ def summarize(
         scores=scores,
         composites=composites_of(data, scores),
         robustness={
-            tasks[key].dataset_uri: found
+            tasks[key].dataset_name: tasks[key].robustness(task_results, comparer, allow_missing=allow_missing)
             for key, task_results in results.items()
-            if (found := tasks[key].robustness(task_results, comparer, allow_missing=allow_missing)) is not None
+            if tasks[key].asks_variants
         },
         seconds=dict(seconds),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmfoundry_gauntlet.config.score import DATASETS, check_labels, read_score
+from llmfoundry_gauntlet.config.score import check_labels, read_score
 from llmfoundry_gauntlet.config.settings import ERROR, SKIP, GauntletSource, ScoreSource, TasksSource
 from llmfoundry_gauntlet.config.tasks import GENERATION_KEYS, MULTIPLE_CHOICE, SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_partly, read_key, source_name
@@ -96,7 +96,7 @@ def read_suite(
         every_task += [
             score_task(spec, specs)
             for spec in score_specs.values()
-            if is_partial or spec.dataset in DATASETS or spec.dataset in sources
+            if is_partial or spec.task_label is None or spec.task_label in sources
         ]
     suite = Suite(
         tasks=tuple(every_task),

@@ -19,7 +19,6 @@ from statistics import fmean
 from typing import Any
 
 from llmfoundry_gauntlet.config.resources import path_problem
-from llmfoundry_gauntlet.config.score import MMLU_PRO, PERTURBATIONS
 from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
 from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError, describe
@@ -30,7 +29,6 @@ from llmfoundry_gauntlet.metrics.statistics import interval, variance_shares
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_lines, samples_file
 from llmfoundry_gauntlet.results.token_limits import token_limit_record
 from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
-from llmfoundry_gauntlet.tasks.score import NUM_OPTIONS, ScoreTask
 from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore, TrainingPoint
 
 FORMAT_VERSION = 1
@@ -214,7 +212,7 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
     tasks = {
         key: score_record(score) | task_record(evaluation, key)
         for key, score in evaluation.scores.items()
-        if not isinstance(evaluation.tasks[key], ScoreTask)
+        if not evaluation.tasks[key].asks_variants
     }
     tasks.update({key: {'reason': reason} for key, reason in evaluation.data.unsupported.items()})
     return {
@@ -293,37 +291,13 @@ def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
         'dataset_uri': task.dataset_uri,
         'data_sha256': evaluation.data.digests.get(key),
         'data_origin': evaluation.data.origins.get(key),
-        'chance': chance_of(evaluation.results[key]),
+        'chance': task.chance(evaluation.results[key]),
         'effective_shots': effective_shots(evaluation.results[key]),
         'ended_at_limit': token_limit_record(task, evaluation.results[key]),
         'subset_items': evaluation.data.subset_sizes.get(key),
         'num_rows': evaluation.data.num_rows.get(key),
-        'spec': task.keys,
+        'spec': task.definition,
     }
-
-
-def chance_of(results: Sequence[ItemResult]) -> float | None:
-    """Return the accuracy of guessing among the choices, the mean over items; None for a task without choices."""
-    shares = [1 / len(sizes) for result in results if len(sizes := result.num_characters or ()) > 1]
-    return fmean(shares) if shares else None
-
-
-def chance_of_options(results: Sequence[ItemResult], *, macro: bool) -> float | None:
-    """Return the accuracy of guessing among the options of SCORE's questions; None for a dataset without options.
-
-    It is the mean over questions; with `macro` over those of a category, then over categories.
-    """
-    shares: dict[tuple[str | None, int], float] = {}
-    categories: dict[tuple[str | None, int], str | None] = {}
-    for result in results:
-        if num_options := int(result.facts.get(NUM_OPTIONS, 0)):
-            question = result.key.file, result.key.row
-            shares[question] = 1 / num_options
-            categories[question] = result.category if macro else None
-    groups: dict[str | None, list[float]] = {}
-    for question, share in shares.items():
-        groups.setdefault(categories[question], []).append(share)
-    return fmean(map(fmean, groups.values())) if groups else None
 
 
 def effective_shots(results: Sequence[ItemResult]) -> float | None:
@@ -349,25 +323,25 @@ def robustness_record(evaluation: Evaluation) -> dict[str, Any] | None:
     """Return SCORE's datasets with their absent files and each perturbation, or the reason why it does not apply."""
     record: dict[str, Any] = {}
     for key, task in evaluation.tasks.items():
-        if not isinstance(task, ScoreTask):
+        if not task.asks_variants:
             continue
-        scores = evaluation.robustness[task.spec.dataset]
-        perturbations = {name: perturbation_record(score) for name, score in scores.items()}
-        wanted = task.spec.perturbations or PERTURBATIONS
-        perturbations.update({n: {'reason': why} for n, why in task.spec.does_not_apply.items() if n in wanted})
+        results = evaluation.results[key]
+        perturbations = {
+            name: perturbation_record(score) for name, score in evaluation.robustness[task.dataset_name].items()
+        }
+        perturbations |= {name: {'reason': reason} for name, reason in task.perturbations_left_out.items()}
         counts = score_record(evaluation.scores[key])
         del counts['metrics']
-        absent = list(evaluation.data.absent.get(key, ()))
-        record[task.spec.dataset] = {
+        record[task.dataset_name] = {
             'task': key,
             **counts,
-            'ended_at_limit': token_limit_record(task, evaluation.results[key]),
-            'chance': chance_of_options(evaluation.results[key], macro=task.spec.dataset == MMLU_PRO),
-            'absent_files': absent,
+            'ended_at_limit': token_limit_record(task, results),
+            'chance': task.chance(results),
+            'absent_files': list(evaluation.data.absent.get(key, ())),
             'perturbations': perturbations,
             'data_sha256': evaluation.data.digests.get(key),
             'data_origin': evaluation.data.origins.get(key),
-            'spec': asdict(task.spec),
+            'spec': task.definition,
         }
     return record or None
 

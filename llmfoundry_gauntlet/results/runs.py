@@ -209,7 +209,7 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
     lacking = [key for key, entry in asked.items() if 'spec' not in entry and 'reason' not in entry]
     if lacking:
         raise ConfigError(f'it does not say how {", ".join(lacking)} was asked, as an older version has written it')
-    tasks = [recorded_task(entry['spec'], problems) for entry in asked.values() if 'spec' in entry]
+    tasks = recorded_tasks([entry['spec'] for entry in asked.values() if 'spec' in entry], problems)
     gauntlet = None
     if record['composites'] is not None:
         gauntlet = decode(GauntletSpec, record['composites']['gauntlet'], 'gauntlet', problems)
@@ -221,7 +221,7 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
     return EvaluationData(
         settings=settings,
         suite=Suite(
-            tasks=tuple(task.with_settings(settings) for task in tasks if task is not None),
+            tasks=tuple(task.with_settings(settings) for task in tasks),
             gauntlet=gauntlet,
             warnings=(),
         ),
@@ -235,12 +235,14 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
     )
 
 
-def recorded_task(spec: Mapping[str, Any], problems: Problems) -> Task | None:
-    """Return a task from its entry in results.json."""
-    if 'dataset' in spec:
-        score: ScoreSpec | None = decode(ScoreSpec, spec, 'score', problems)
-        return None if score is None else score_task(score, ())
-    return decode_task(spec, 'tasks', problems)
+def recorded_tasks(specs: Sequence[Mapping[str, Any]], problems: Problems) -> list[Task]:
+    """Return the tasks from their entries in results.json; SCORE on one of the tasks has that task's rows."""
+    decoded = [decode_task(spec, 'tasks', problems) for spec in specs if 'dataset' not in spec]
+    tasks = [task for task in decoded if task is not None]
+    score_specs: list[ScoreSpec | None] = [
+        decode(ScoreSpec, spec, 'score', problems) for spec in specs if 'dataset' in spec
+    ]
+    return [*tasks, *(score_task(spec, tasks) for spec in score_specs if spec is not None)]
 
 
 def summarize_again(run: Run, gauntlet: GauntletSpec | None, *, allow_missing: bool) -> Evaluation:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE
-from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import ItemResult
 
 
@@ -53,6 +52,4 @@ def setting_of_limit(task: Task, tokens: int) -> str:
         return 'the longest right answer; generation_kwargs.max_new_tokens sets another'
     if tokens < default:
         return 'half of max_seq_len'
-    if isinstance(task, ScoreTask):
-        return 'max_new_tokens'
-    return 'the default; generation_kwargs.max_new_tokens sets another'
+    return task.setting_of_default_limit

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmfoundry_gauntlet.config.tasks import TaskSpec
@@ -17,7 +18,17 @@ from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import Metric
 from llmfoundry_gauntlet.scoring.reasoning import KNOWN_MARKERS, is_opened_by
-from llmfoundry_gauntlet.types import Example, Generation, ItemKey, Prompt, Reasoning, Sampling, Score, StopRule
+from llmfoundry_gauntlet.types import (
+    Example,
+    Generation,
+    ItemKey,
+    ItemResult,
+    Prompt,
+    Reasoning,
+    Sampling,
+    Score,
+    StopRule,
+)
 
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
@@ -45,6 +56,7 @@ class Task(TaskSpec):
     runs_programs: ClassVar[bool] = False  # generations are programs
     compares_answers: ClassVar[bool] = False  # generations hold answers that are compared mathematically
     is_verbatim: ClassVar[bool] = False  # white space in generations is significant
+    asks_variants: ClassVar[bool] = False  # each question in several ways, as SCORE does; subsets are of questions
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the metrics, the accuracy first; none for SCORE."""
@@ -142,15 +154,41 @@ class Task(TaskSpec):
         """Compare the answer of a generation with the right one and score it."""
         raise NotImplementedError
 
-    # For SCORE.
+    # For types that ask variants.
 
     def robustness(
-        self, results: Sequence[Any], comparer: Comparer | None, *, allow_missing: bool
-    ) -> dict[str, PerturbationScore] | None:
-        """Return SCORE's metrics by perturbation; None for other types. Types that compare answers need a comparer."""
-        return None
+        self, results: Sequence[ItemResult], comparer: Comparer | None, *, allow_missing: bool
+    ) -> dict[str, PerturbationScore]:
+        """Return the metrics of each perturbation; a type whose answers are compared requires the comparer."""
+        return {}
+
+    @property
+    def perturbations_left_out(self) -> dict[str, str]:
+        """Return the perturbations that were wanted but do not apply, with the reason."""
+        return {}
 
     # For all types.
+
+    @property
+    def dataset_name(self) -> str:
+        """Return the name of the data in records, metric keys and messages."""
+        return self.dataset_uri
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """Return what results.json holds of the task, from which it is read back."""
+        return self.keys
+
+    def chance(self, results: Sequence[ItemResult]) -> float | None:
+        """Return the accuracy of guessing among the choices, the mean over items; None for a task without choices."""
+        num_choices = [len(result.num_characters or ()) for result in results]
+        shares = [1 / number for number in num_choices if number > 1]
+        return fmean(shares) if shares else None
+
+    @property
+    def setting_of_default_limit(self) -> str:
+        """Return which setting `default_max_new_tokens` is from, or which one replaces it."""
+        return 'the default; generation_kwargs.max_new_tokens sets another'
 
     @property
     def has_shots(self) -> bool:

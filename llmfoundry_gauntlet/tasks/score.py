@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from llmfoundry_gauntlet.config.score import (
     AGIEVAL,
-    DATASETS,
     LIKELIHOOD,
     MMLU_PRO,
+    PERTURBATIONS,
     REFERENCE,
     ScoreSpec,
 )
 from llmfoundry_gauntlet.data.examples import TaskRows, subset
 from llmfoundry_gauntlet.data.readers import RowError
 from llmfoundry_gauntlet.data.score_rows import (
+    FILES,
     LETTERS,
     MathQuestion,
     as_lettered,
@@ -66,12 +69,16 @@ from llmfoundry_gauntlet.tasks.templates import (
 )
 from llmfoundry_gauntlet.types import Example, Generation, ItemResult, Prompt, Sampling, Score, ScoreOutput
 
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.config.settings import EvaluationSettings
+
 REFERENCE_LABELS = {MMLU_PRO: 'ABCDEFGHIJ', AGIEVAL: 'ABCD'}  # to which the paper's reference moves the gold option
 
 # Facts of a lettered question's item: the chosen option's text, the gold option's label in the data, and the number of
 # options.
 OPTION, OWN_GOLD, NUM_OPTIONS = 'option', 'own_gold', 'num_options'
 LEAD = 'The best answer is'
+UNKNOWN = 'unknown'  # where the rows of a task are that is not given
 UNPARSED = 'no answer found in the generation'
 FIX_TABLE = 'to_be_fixed_questions.json'
 
@@ -112,9 +119,10 @@ def mathematical_equality(variants: Sequence[VariantResult], comparer: Comparer,
 
 
 def score_of(
-    spec: ScoreSpec, results: Sequence[ItemResult], comparer: Comparer | None, *, allow_missing: bool
+    task: ScoreTask, results: Sequence[ItemResult], comparer: Comparer | None, *, allow_missing: bool
 ) -> PerturbationScore:
     """Return the metrics of one perturbation; answers to MATH problems are compared by the comparer."""
+    spec = task.spec
     variants = [variant_result(result, is_math=spec.is_math) for result in results]
     equality = SAME_TEXT
     if spec.is_math:
@@ -132,7 +140,7 @@ def score_of(
     )
     return perturbation_score(
         variants,
-        macro=spec.dataset == MMLU_PRO,
+        macro=task.is_macro,
         equal=equality.equal,
         reference_consistency=reference,
         allow_missing=allow_missing,
@@ -165,28 +173,52 @@ def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreTask(Task):
-    """A SCORE dataset. `source` is the multiple_choice task whose rows are perturbed, if it has no rows of its own."""
+    """One of SCORE's datasets, or a multiple_choice task; `name` is that of the dataset, or the task's label.
+
+    `source` is the task whose rows are perturbed; None for SCORE's own datasets, and if the task is not given.
+    """
 
     is_in_llm_foundry: ClassVar[bool] = False
     is_verbatim: ClassVar[bool] = True
+    asks_variants: ClassVar[bool] = True
 
+    name: str
     spec: ScoreSpec
     source: Task | None
 
     @property
     def has_rows(self) -> bool:
         """Return whether there are rows: SCORE's own dataset, or those of a `source`."""
-        return self.source is not None or self.spec.dataset in DATASETS
+        return self.source is not None or self.spec.task_label is None
+
+    @property
+    def dataset_name(self) -> str:
+        """Return the name of the dataset."""
+        return self.name
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """Return the values of all YAML keys of its entry."""
+        return asdict(self.spec)
 
     @property
     def keys(self) -> dict[str, Any]:
         """Return the values of all YAML keys, defaults included."""
-        return {**asdict(self.spec), 'source': None if self.source is None else self.source.keys}
+        return {**self.definition, 'source': None if self.source is None else self.source.keys}
 
     @property
     def uses_reference_answers(self) -> bool:
         """Return whether the paper's code extracts answers."""
         return self.spec.answer_extraction == REFERENCE
+
+    def with_settings(self, settings: EvaluationSettings) -> Self:
+        """Return the task bound to an evaluation's settings, with at most as many questions as these allow."""
+        task = Task.with_settings(self, settings)
+        most = settings.subset_items
+        if most is None:
+            return task
+        fewer = min(self.spec.subset_items or most, most)
+        return replace(task, spec=replace(self.spec, subset_items=fewer))
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return no metrics: accuracy and consistency are those of `robustness`."""
@@ -196,7 +228,7 @@ class ScoreTask(Task):
         """Return every question in all its variants. Raise ConfigError or DataError."""
         spec = self.spec
         templates = read_templates(spec, data_root)
-        rows = read_score_rows(spec, data_root) if spec.dataset in DATASETS else read_source(self, data_root)
+        rows = read_score_rows(spec, data_root) if spec.task_label is None else read_source(self, data_root)
         examples = subset(rows.examples, spec.subset_items)
         if spec.is_math:
             examples = with_golds(spec, examples, data_root)
@@ -220,6 +252,40 @@ class ScoreTask(Task):
         """Return the token limit of a generation."""
         return self.spec.max_new_tokens
 
+    @property
+    def setting_of_default_limit(self) -> str:
+        """Return the key of the entry that sets the token limit."""
+        return 'max_new_tokens'
+
+    @property
+    def perturbations_left_out(self) -> dict[str, str]:
+        """Return the perturbations that were wanted but do not apply, with the reason."""
+        wanted = self.spec.perturbations or PERTURBATIONS
+        return {name: reason for name, reason in self.spec.does_not_apply.items() if name in wanted}
+
+    def chance(self, results: Sequence[ItemResult]) -> float | None:
+        """Return the accuracy of guessing among the options, the mean over questions; None without options.
+
+        For MMLU-Pro it is the mean over questions of a category, then over categories.
+        """
+        shares: dict[QuestionKey, float] = {}
+        categories: dict[QuestionKey, str | None] = {}
+        for result in results:
+            num_options = int(result.facts.get(NUM_OPTIONS, 0))
+            if num_options:
+                question = result.key.file, result.key.row
+                shares[question] = 1 / num_options
+                categories[question] = result.category if self.is_macro else None
+        shares_of_category: dict[str | None, list[float]] = {}
+        for question, share in shares.items():
+            shares_of_category.setdefault(categories[question], []).append(share)
+        return fmean(map(fmean, shares_of_category.values())) if shares else None
+
+    @property
+    def is_macro(self) -> bool:
+        """Return whether accuracies are means over categories."""
+        return self.spec.dataset == MMLU_PRO
+
     def robustness(
         self, results: Sequence[ItemResult], comparer: Comparer | None, *, allow_missing: bool = False
     ) -> dict[str, PerturbationScore]:
@@ -228,8 +294,7 @@ class ScoreTask(Task):
         for result in results:
             by_perturbation[perturbation_of(result.key.variant or '')].append(result)
         return {
-            name: score_of(self.spec, part, comparer, allow_missing=allow_missing)
-            for name, part in by_perturbation.items()
+            name: score_of(self, part, comparer, allow_missing=allow_missing) for name, part in by_perturbation.items()
         }
 
 
@@ -308,14 +373,23 @@ def placeholders_of(template: Template) -> tuple[str, ...]:
 def score_task(spec: ScoreSpec, tasks: Sequence[Task]) -> ScoreTask:
     """Return the task of a SCORE dataset; `tasks` contains the task whose label is `spec.dataset`, if it is one."""
     kind = MathTask if spec.is_math else LikelihoodTask if spec.answers == LIKELIHOOD else LettersTask
+    source = next((task for task in tasks if task.label == spec.dataset), None)
     return kind(
         label=spec.label,
-        dataset_uri=spec.dataset,
+        dataset_uri=location_of(spec, source),
         icl_task_type=kind.type_name,
         num_fewshot=(0,),
+        name=spec.dataset,
         spec=spec,
-        source=next((task for task in tasks if task.label == spec.dataset), None),
+        source=source,
     )
+
+
+def location_of(spec: ScoreSpec, source: Task | None) -> str:
+    """Return where the rows are: the file or folder of SCORE's own dataset, or the file of the source."""
+    if spec.task_label is None:
+        return os.path.commonpath(FILES[spec.dataset])
+    return UNKNOWN if source is None else source.dataset_uri
 
 
 def read_source(task: ScoreTask, data_root: str) -> TaskRows:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.resources import shipped
-from llmfoundry_gauntlet.config.score import AGIEVAL, MATH, MMLU_PRO, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
+from llmfoundry_gauntlet.config.score import AGIEVAL, NON_GREEDY, OPTION_ORDER, PROMPT, ScoreSpec
 from llmfoundry_gauntlet.config.yaml import decode
 from llmfoundry_gauntlet.data.score_rows import LETTERS, LetteredQuestion, MathQuestion
 from llmfoundry_gauntlet.errors import ConfigError, Problems, describe
@@ -60,7 +60,7 @@ def prompts_file(spec: ScoreSpec, data_root: str | Path) -> Path:
     """Return the file of a dataset's prompts: the given one, else that below the data root, else the package's."""
     if spec.prompts is not None:
         return shipped(spec.prompts)
-    name = f'{spec.dataset if spec.dataset in (MMLU_PRO, AGIEVAL, MATH) else AGIEVAL}.json'
+    name = f'{spec.dataset if spec.task_label is None else AGIEVAL}.json'
     below = Path(data_root) / FOLDER / name
     return below if below.is_file() else shipped(f'{OWN_FOLDER}/{name}')
 

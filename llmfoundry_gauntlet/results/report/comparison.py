@@ -16,7 +16,6 @@ from llmfoundry_gauntlet.results.report.scores import tasks_of_composites
 from llmfoundry_gauntlet.results.runs import Run
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.tasks import Task
-from llmfoundry_gauntlet.tasks.score import ScoreTask
 from llmfoundry_gauntlet.types import ItemKey, ItemResult, Measure
 
 NO_SHARED_ITEM = 'the runs have no item in common'
@@ -212,7 +211,7 @@ def rescored(
     results = {
         key: [result for result in run.results[key] if result.key in items.keys]
         for key, items in common.items()
-        if items.keys or isinstance(asked.tasks[key], ScoreTask)
+        if items.keys or asked.tasks[key].asks_variants
     }
     absent = {key: items.reason for key, items in common.items() if items.reason is not None}
     data = replace(asked.data, unsupported={**asked.data.unsupported, **absent})

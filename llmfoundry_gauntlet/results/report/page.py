@@ -31,7 +31,6 @@ from llmfoundry_gauntlet.results.samples import prompts_of, shared_key
 from llmfoundry_gauntlet.results.token_limits import ended_at_limit
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import UNPARSED as NO_ANSWER
-from llmfoundry_gauntlet.tasks.score import ScoreTask, score_task
 from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
 
 if TYPE_CHECKING:
@@ -311,8 +310,6 @@ def find_prompts(
         by_task.setdefault(result.key.task, []).append(result)
     for key, results in by_task.items():
         task = run.tasks[key]
-        if isinstance(task, ScoreTask):
-            task = score_task(task.spec, run.data.suite.tasks).with_settings(run.data.settings)
         examples = local_examples(task, data_root or run.data.settings.data_root)
         if isinstance(examples, str):
             yield from ((result, examples) for result in results)
@@ -325,11 +322,10 @@ def find_prompts(
 
 def local_examples(task: Task, data_root: str) -> Sequence[Example] | str:
     """Return a task's examples from local files, or the reason why they cannot be read."""
-    source = task.source or task if isinstance(task, ScoreTask) else task
-    if '://' in source.dataset_uri:
-        return f'its rows are at {source.dataset_uri}, which a report does not read'
+    if '://' in task.dataset_uri:
+        return f'its rows are at {task.dataset_uri}, which a report does not read'
     if not task.has_rows:
-        return f'{source.dataset_uri} is not among the tasks of the run'
+        return f'{task.dataset_name} is not among the tasks of the run'
     try:
         return task.read(data_root).examples
     except (ConfigError, DataError) as error:
