@@ -84,35 +84,36 @@ def explain(
     settings = decode_settings(
         {'tasks': source, 'score': score, **given, **settings_of(given, CHAT)}, 'gauntlet explain'
     )
-    found = find_task(load_suite(source, None, score, is_partial=tasks is None), task, num_fewshot)
-    found = found.with_settings(settings)
-    examples = found.read(settings.data_root).examples
-    asked = find_item(found, examples, row, file=file, variant=variant)
-    num_shots = len(asked[1])
+    suite = load_suite(source, None, score, is_partial=tasks is None)
+    explained = find_task(suite, task, num_fewshot).with_settings(settings)
+    examples = explained.read(settings.data_root).examples
+    asked = find_item(explained, examples, row, file=file, variant=variant)
+    example, shots = asked
+    num_shots = len(shots)
     if num_fewshot is not None and num_fewshot > num_shots:
         raise ConfigError(f'num_fewshot is {num_fewshot}; allowed: 0 to {num_shots}, the number of other rows')
-    show_item(found, asked, examples)
+    show_item(explained, asked, examples)
     if model is not None:
-        show_tokens(tokenized_by(model, found, asked, examples, settings), all_tokens=all_tokens)
+        show_tokens(tokenized_by(model, explained, asked, examples, settings), all_tokens=all_tokens)
     else:
         typer.echo('\n  --model MODEL shows its tokens, which of them are scored, and warnings')
-    show_scoring(found, asked[0], examples, answer, settings)
+    show_scoring(explained, example, examples, answer, settings)
 
 
 def find_task(suite: Suite, label: str, num_shots: int | None) -> Task:
     """Return the task with this label, at this number of shots or its first number of shots. Raise ConfigError."""
     from llmfoundry_gauntlet.errors import suggestion
 
-    found = next((task for task in suite.tasks if label in (task.label, task.key)), None)
-    if found is None:
+    task = next((task for task in suite.tasks if label in (task.label, task.key)), None)
+    if task is None:
         raise ConfigError(f'{label}: no such task{suggestion(label, [task.label for task in suite.tasks])}')
     if num_shots is not None and num_shots < 0:
         raise ConfigError(f'num_fewshot is {num_shots}; allowed: 0 or more')
-    if num_shots and not found.has_shots:
+    if num_shots and not task.has_shots:
         raise ConfigError(
-            f'num_fewshot is {num_shots}; allowed: 0, as tasks of the type {found.icl_task_type} have no shots'
+            f'num_fewshot is {num_shots}; allowed: 0, as tasks of the type {task.icl_task_type} have no shots'
         )
-    return found if num_shots is None else replace(found, num_fewshot=(num_shots,))
+    return task if num_shots is None else replace(task, num_fewshot=(num_shots,))
 
 
 def find_item(
@@ -122,32 +123,43 @@ def find_item(
 
     Raise ConfigError if there is no such item, or if several files have this row.
     """
-    found = [example for example in examples if example.row == row and file in (None, example.file)]
-    if not found:
-        files = sorted({example.file for example in examples if example.file is not None})
-        if file is not None and not files:
-            raise ConfigError(f'{task.key} has one data file; leave --file out')
-        of_file = [example.row for example in examples if file in (None, example.file)]
-        there = f'rows {min(of_file)} to {max(of_file)}' if of_file else f'the files {", ".join(files)}'
-        raise ConfigError(f'{task.key}: there is no row {row}{f" of {file}" if file else ""}; there are {there}')
-    if len(files := sorted({str(example.file) for example in found})) > 1:
-        raise ConfigError(f'{task.key}: row {row} is in several files; name one with --file: {", ".join(files)}')
-    asked = next((example for example in found if variant in (None, example.variant)), None)
+    in_file = [example for example in examples if file in (None, example.file)]
+    variants = [example for example in in_file if example.row == row]
+    if not variants:
+        raise ConfigError(no_such_row(task, examples, row, file))
+    files_with_row = sorted({str(example.file) for example in variants})
+    if len(files_with_row) > 1:
+        names = ', '.join(files_with_row)
+        raise ConfigError(f'{task.key}: row {row} is in several files; name one with --file: {names}')
+    asked = next((example for example in variants if variant in (None, example.variant)), None)
     if asked is None:
-        variants = ', '.join(example.variant for example in found if example.variant is not None)
-        if not variants:
+        known = ', '.join(example.variant for example in variants if example.variant is not None)
+        if not known:
             raise ConfigError(f'{task.key} has no variants; leave --variant out')
-        raise ConfigError(f'{task.key}: row {row} has no variant {variant!r}; allowed: {variants}')
+        raise ConfigError(f'{task.key}: row {row} has no variant {variant!r}; allowed: {known}')
     return next(iter(task.examples_with_shots(examples, [asked])))
+
+
+def no_such_row(task: Task, examples: Sequence[Example], row: int, file: str | None) -> str:
+    """Return a message that says which rows of a file there are, or which files."""
+    files = sorted({example.file for example in examples if example.file is not None})
+    if file is not None and not files:
+        return f'{task.key} has one data file; leave --file out'
+    rows = [example.row for example in examples if file in (None, example.file)]
+    known = f'rows {min(rows)} to {max(rows)}' if rows else f'the files {", ".join(files)}'
+    of_file = f' of {file}' if file else ''
+    return f'{task.key}: there is no row {row}{of_file}; there are {known}'
 
 
 def show_item(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) -> None:
     """Print the item and its prompt with visible white space."""
-    example, prompt = asked[0], task.prompt(*asked)
-    place = example.file or task.dataset_name
+    example, shots = asked
+    prompt = task.prompt(example, shots)
+    source = example.file or task.dataset_name
+    num_rows = len({(other.file, other.row) for other in examples})
     gold = example.content.gold  # None for programs
     facts = {
-        'data': f'{place}, row {example.row} (line {example.row + 1}) of {len({(e.file, e.row) for e in examples})}',
+        'data': f'{source}, row {example.row} (line {example.row + 1}) of {num_rows}',
         'category': example.category,
         'variant': example.variant,
         'gold': None if gold is None else one_line(str(gold)),
@@ -215,34 +227,27 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
     from llmfoundry_gauntlet.tasks.encode import NO_IDS
     from llmfoundry_gauntlet.tasks.truncate import aligned
 
-    encoder = preparation.encoder
+    encoder, task = preparation.encoder, preparation.task
+    example, shots = asked
     (fitted,) = preparation.fitted([asked])
-    item = preparation.item(asked[0], preparation.encoded_item(asked[0], fitted, len(asked[1])))
+    item = preparation.item(example, preparation.encoded_item(example, fitted, len(shots)))
     request: Any = item.request
-    contexts, continuations = (
-        ((request.context,), (NO_IDS,)) if preparation.task.generates else (request.contexts, request.continuations)
-    )
+    if task.generates:
+        contexts, continuations = (request.context,), (NO_IDS,)
+    else:
+        contexts, continuations = request.contexts, request.continuations
     own = aligned(fitted.contexts, len(continuations))  # the example's part of contexts, before truncation
     rows = tuple(map(partial(label_tokens, encoder.tokenizer), contexts, own, continuations))
-    warnings = []
-    if lost := len(asked[1]) - fitted.prompt.num_shots:
-        warnings.append(f'shortened: {lost} shots dropped to fit the prompt into {preparation.max_seq_len} tokens')
-    elif request.prompt_shortened:
-        warnings.append(
-            f'shortened: the beginning of the prompt is dropped to fit it into {preparation.max_seq_len} tokens'
-        )
-    if request.unscorable is not None:
-        warnings.append(f'cannot be scored: {request.unscorable}')
-    warnings += special_warnings(encoder.tokenizer, rows)
     in_chat = encoder.in_chat(fitted.prompt)
-    task = preparation.task
+
+    warnings = fit_warnings(request, len(shots) - fitted.prompt.num_shots, preparation.max_seq_len)
+    warnings += special_warnings(encoder.tokenizer, rows)
     warnings += chat_warnings({task.key: task}, {task.key: preparation.examples}, encoder)
     begins_answer = in_chat and not fitted.prompt.lead
     for number, text in enumerate(fitted.prompt.continuations):
-        found = boundary_warnings(
-            encoder, own[number].tolist(), fitted.continuations[number].tolist(), text, begins_answer
-        )
-        warnings += [f'choice {number}: {warning}' for warning in found]
+        context, continuation = own[number].tolist(), fitted.continuations[number].tolist()
+        of_choice = boundary_warnings(encoder, context, continuation, text, begins_answer)
+        warnings += [f'choice {number}: {warning}' for warning in of_choice]
     return TokenizedItem(
         item=item,
         prompt=fitted.prompt,
@@ -252,28 +257,47 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
     )
 
 
+def fit_warnings(request: Any, num_dropped: int, max_seq_len: int) -> list[str]:
+    """Return warnings about a prompt that does not fit, from which this many shots were dropped."""
+    warnings = []
+    if num_dropped:
+        warnings.append(f'shortened: {num_dropped} shots dropped to fit the prompt into {max_seq_len} tokens')
+    elif request.prompt_shortened:
+        warnings.append(f'shortened: the beginning of the prompt is dropped to fit it into {max_seq_len} tokens')
+    if request.unscorable is not None:
+        warnings.append(f'cannot be scored: {request.unscorable}')
+    return warnings
+
+
 def label_tokens(tokenizer: Any, context: Ids, own: Ids, continuation: Ids) -> tuple[Token, ...]:
     """Return the tokens of a row, each labelled with its part of the prompt."""
-    special = set(tokenizer.all_special_ids)
-    num_before = max(0, len(context) - len(own))  # instruction and shots; truncation keeps the end of the question
     ids = [*context.tolist(), *continuation.tolist()]
-    tokens = []
-    for place, (id_, text) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)):
-        part = SHOTS if place < num_before else CONTEXT if place < len(context) else CONTINUATION
-        tokens.append(Token(id=id_, text=text, part=SPECIAL if id_ in special else part))
-    return tuple(tokens)
+    texts = tokenizer.convert_ids_to_tokens(ids)
+    # Before the example are the instruction and the shots; truncation keeps the end of the example.
+    num_before = max(0, len(context) - len(own))
+    parts = [
+        *[SHOTS] * num_before,
+        *[CONTEXT] * (len(context) - num_before),
+        *[CONTINUATION] * len(continuation),
+    ]
+    special_ids = set(tokenizer.all_special_ids)
+    return tuple(
+        Token(id=token_id, text=text, part=SPECIAL if token_id in special_ids else part)
+        for token_id, text, part in zip(ids, texts, parts, strict=True)
+    )
 
 
 def special_warnings(tokenizer: Any, rows: Sequence[Sequence[Token]]) -> list[str]:
     """Return warnings about a double bos at the beginning and about unknown characters."""
-    found = []
+    warnings = []
     bos, unknown = tokenizer.bos_token_id, tokenizer.unk_token_id
-    if bos is not None and [token.id for token in rows[0][:2]] == [bos, bos]:
-        found.append(f'double bos: the prompt begins with two {tokenizer.bos_token}')
+    first_ids = [token.id for token in rows[0][:2]]
+    if bos is not None and first_ids == [bos, bos]:
+        warnings.append(f'double bos: the prompt begins with two {tokenizer.bos_token}')
     num_unknown = sum(token.id == unknown for row in rows for token in row)
     if num_unknown and unknown not in (bos, tokenizer.eos_token_id):
-        found.append(f'unknown characters: {num_unknown} tokens are {tokenizer.unk_token}')
-    return found
+        warnings.append(f'unknown characters: {num_unknown} tokens are {tokenizer.unk_token}')
+    return warnings
 
 
 def boundary_warnings(
@@ -284,19 +308,22 @@ def boundary_warnings(
 
     decode = partial(encoder.tokenizer.decode, clean_up_tokenization_spaces=False)
     before, both = str(decode(context)), str(decode([*context, *ids]))
-    found = []
-    wanted = text.lstrip() if begins_answer else text if before[-1:].isspace() else spaced(text)
-    if both.startswith(before) and (read := both[len(before) :]) != wanted and read.strip() == text.strip():
-        found.append(f'lost leading space: the model reads {read!r} after the prompt instead of {wanted!r}')
+    after_prompt = text if before[-1:].isspace() else spaced(text)
+    wanted = text.lstrip() if begins_answer else after_prompt
+    warnings = []
+    if both.startswith(before):
+        read = both[len(before) :]
+        if read != wanted and read.strip() == text.strip():
+            warnings.append(f'lost leading space: the model reads {read!r} after the prompt instead of {wanted!r}')
     if decode(ids).strip() != text.strip():
-        found.append(f'the tokens read {decode(ids)!r}, the text is {text!r}')
-    (whole,) = encoder.encode([both], special=False).values()
-    if whole.tolist() != [*context, *ids]:
-        found.append(
+        warnings.append(f'the tokens read {decode(ids)!r}, the text is {text!r}')
+    (together,) = encoder.encode([both], special=False).values()
+    if together.tolist() != [*context, *ids]:
+        warnings.append(
             'prompt and continuation have other tokens if tokenised together; they are tokenised separately, '
             'as in llm-foundry'
         )
-    return found
+    return warnings
 
 
 def show_tokens(tokenized: TokenizedItem, *, all_tokens: bool) -> None:
@@ -305,11 +332,7 @@ def show_tokens(tokenized: TokenizedItem, *, all_tokens: bool) -> None:
         heading('In the chat template')
         show_texts([('', text)])
     rows = tokenized.rows
-    shared = 0
-    for tokens in zip(*rows, strict=False):
-        if len({token.id for token in tokens}) > 1 or any(token.part == CONTINUATION for token in tokens):
-            break
-        shared += 1
+    shared = num_shared(rows)
     heading(f'Tokens, shots: {tokenized.prompt.num_shots}  (* is scored)')
     first = 0 if all_tokens else max(0, shared - NUM_TOKENS)
     if first:
@@ -326,11 +349,20 @@ def show_tokens(tokenized: TokenizedItem, *, all_tokens: bool) -> None:
         typer.echo(f'  {warning}')
 
 
+def num_shared(rows: Sequence[Sequence[Token]]) -> int:
+    """Return the number of tokens at the beginning that all rows share and that are not scored."""
+    for number, tokens in enumerate(zip(*rows, strict=False)):
+        differ = len({token.id for token in tokens}) > 1
+        if differ or any(token.part == CONTINUATION for token in tokens):
+            return number
+    return min(map(len, rows))
+
+
 def show_row(row: Sequence[Token], first: int) -> None:
     """Print a row's tokens from `first` on."""
-    for place, token in enumerate(row[first:], first):
+    for position, token in enumerate(row[first:], first):
         mark = '*' if token.part == CONTINUATION else ' '
-        typer.echo(f'{place:>8} {mark} {token.id:>7}  {token.part:<12}  {one_line(token.text)}')
+        typer.echo(f'{position:>8} {mark} {token.id:>7}  {token.part:<12}  {one_line(token.text)}')
 
 
 def show_scoring(
@@ -373,18 +405,19 @@ def rule_of(task: Task) -> str:
 
 def ends_of_generation(stops: StopRule) -> list[str]:
     """Return descriptions of the stop conditions, listing only the first NUM_STOPS strings."""
-    found = []
+    ends = []
     if stops.strings:
         shown = ', '.join(map(repr, stops.strings[:NUM_STOPS]))
         num_others = len(stops.strings) - NUM_STOPS
         others = f' and {num_others} others' if num_others > 0 else ''
-        found.append(f'before {"a match of " if stops.as_pattern else ""}{shown}{others}')
+        match = 'a match of ' if stops.as_pattern else ''
+        ends.append(f'before {match}{shown}{others}')
     if stops.answer_end:
         after = f' that follows {stops.answer_delimiter!r}' if stops.answer_delimiter else ''
-        found.append(f'before {stops.answer_end!r} after the answer{after}')
+        ends.append(f'before {stops.answer_end!r} after the answer{after}')
     if stops.program is not None:
-        found.append(str(stops.program))
-    return [*found, 'with the end of text']
+        ends.append(str(stops.program))
+    return [*ends, 'with the end of text']
 
 
 def score_text_answer(

@@ -17,6 +17,8 @@ from llmfoundry_gauntlet.data.published import PUBLISHED, origin_of
 from llmfoundry_gauntlet.errors import Collected, ConfigError, DataError, GauntletError, plural, print_problems
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from llmfoundry_gauntlet.data.examples import TaskRows
     from llmfoundry_gauntlet.evaluation.suite import Suite
     from llmfoundry_gauntlet.tasks import Task
@@ -63,18 +65,28 @@ def ls(
 
 def list_tasks(suite: Suite, data_root: str) -> list[dict[str, Any]]:
     """Return tasks in the gauntlet's category order, then those in no category; a task may be in several."""
-    places: dict[str, list[tuple[int, str, float | None]]] = {}
     categories = () if suite.gauntlet is None else suite.gauntlet.categories
-    for rank, category in enumerate(categories):
+    benchmarks_of_task: dict[str, list[tuple[str, float | None]]] = {}  # category and chance
+    for category in categories:
         for benchmark in category.benchmarks:
-            places.setdefault(benchmark.key, []).append((rank, category.name, benchmark.random_baseline))
+            benchmarks_of_task.setdefault(benchmark.key, []).append((category.name, benchmark.random_baseline))
     listed = []
     for task in suite.tasks:
-        state = {'dataset_uri': task.dataset_name, **data_of(task, data_root)}
-        for rank, name, chance in places.get(task.key, [(len(categories), NO_CATEGORY, None)]):
-            task_entry = {'category': name, 'task': task.label, 'num_shots': task.num_fewshot[0]}
-            listed.append((rank, {**task_entry, 'type': task.icl_task_type, 'chance': chance, **state}))
-    return [entry for _, entry in sorted(listed, key=itemgetter(0))]
+        data = data_of(task, data_root)
+        for category_name, chance in benchmarks_of_task.get(task.key, [(NO_CATEGORY, None)]):
+            listed.append(
+                {
+                    'category': category_name,
+                    'task': task.label,
+                    'num_shots': task.num_fewshot[0],
+                    'type': task.icl_task_type,
+                    'chance': chance,
+                    'dataset_uri': task.dataset_name,
+                    **data,
+                }
+            )
+    order = [*(category.name for category in categories), NO_CATEGORY]
+    return sorted(listed, key=lambda entry: order.index(entry['category']))
 
 
 def data_of(task: Task, data_root: str) -> dict[str, Any]:
@@ -95,16 +107,27 @@ def print_tasks(listed: Sequence[dict[str, Any]], data_root: str) -> None:
 
     rows: list[list[str | Text]] = []
     for category, entries in groupby(listed, key=itemgetter('category')):
-        rows.append([Text(category, 'bold'), *[''] * 5])
-        for one in entries:
-            chance = '' if one['chance'] is None else f'{one["chance"]:.2f}'
-            num_rows = '' if one['rows'] is None else f'{one["rows"]:,}'
-            state = Text(one['data'], STYLES.get(one['data'], 'yellow'))
-            rows.append([f'  {one["task"]}', str(one['num_shots']), one['type'], chance, num_rows, state])
+        rows.append([Text(category, 'bold'), '', '', '', '', ''])
+        rows += [row_of(entry) for entry in entries]
     print_rows(('task', 'shots', 'type', 'chance', 'rows', f'data in {data_root}'), rows, fits_terminal=True)
-    num_tasks = len({(one['task'], one['num_shots']) for one in listed})
-    shown = plural(num_tasks, 'task')
-    typer.echo(f'{shown}; gauntlet explain TASK shows one; gauntlet data fetch downloads the published data')
+    # A task that is in several categories counts once.
+    tasks = {(entry['task'], entry['num_shots']) for entry in listed}
+    num_tasks = plural(len(tasks), 'task')
+    typer.echo(f'{num_tasks}; gauntlet explain TASK shows one; gauntlet data fetch downloads the published data')
+
+
+def row_of(entry: Mapping[str, Any]) -> list[str | Text]:
+    """Return the cells of a task in the table of `gauntlet ls`."""
+    from rich.text import Text
+
+    return [
+        f'  {entry["task"]}',
+        str(entry['num_shots']),
+        entry['type'],
+        '' if entry['chance'] is None else f'{entry["chance"]:.2f}',
+        '' if entry['rows'] is None else f'{entry["rows"]:,}',
+        Text(entry['data'], STYLES.get(entry['data'], 'yellow')),
+    ]
 
 
 @takes()
@@ -160,6 +183,6 @@ def check_suite(tasks: Path | None, gauntlet: Path | None, score: Path | None, d
     if suite.gauntlet is not None:
         typer.echo(f'{gauntlet}: {plural(len(suite.gauntlet.categories), "category")}')
     if rows:
-        print_warnings([warning for found in rows.values() for warning in found.warnings])
-        num_rows = sum(len(found.examples) for found in rows.values())
+        print_warnings([warning for of_task in rows.values() for warning in of_task.warnings])
+        num_rows = sum(len(of_task.examples) for of_task in rows.values())
         typer.echo(f'{data_root}: {plural(num_rows, "row")} of {plural(len(rows), "task")}')

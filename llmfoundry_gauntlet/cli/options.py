@@ -248,10 +248,12 @@ def check_options(
     given = [name for name, source in sources.items() if source is not None and source.name not in DEFAULTS]
     problems = list(problems)
     for name in given:
-        if beside := [flags[other] for other in given if name in excludes.get(other, ())]:
-            problems.append(f'{flags[name]}: has no effect with {" and ".join(beside)}; leave it out')
-        elif name in needs and not {*needs[name]} & {*given}:
-            others = ' or '.join(flags[other] for other in needs[name])
+        excluding = [flags[other] for other in given if name in excludes.get(other, ())]
+        needed = needs.get(name, ())
+        if excluding:
+            problems.append(f'{flags[name]}: has no effect with {" and ".join(excluding)}; leave it out')
+        elif needed and not any(other in given for other in needed):
+            others = ' or '.join(flags[other] for other in needed)
             problems.append(f'{flags[name]}: has no effect without {others}; leave it out')
     if problems:
         raise ConfigError(problems)

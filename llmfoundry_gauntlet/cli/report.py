@@ -85,10 +85,10 @@ def compare(
     from llmfoundry_gauntlet.results.runs import read_run, read_runs
 
     if len(runs) == 1:
-        found = read_runs(runs[0])
-        if len(found) == 1:
+        evaluations = read_runs(runs[0])
+        if len(evaluations) == 1:
             raise ConfigError(f'{runs[0]}: holds one evaluation; name another run to compare it with')
-        printing.print_trends(comparison.trends(found, metric=metric, allow_missing=allow_missing), form)
+        printing.print_trends(comparison.trends(evaluations, metric=metric, allow_missing=allow_missing), form)
         return
     first, *others = [read_run(find_results(folder)[-1][0]) for folder in runs]
     compared = [comparison.compare_runs(first, other, metric=metric, allow_missing=allow_missing) for other in others]

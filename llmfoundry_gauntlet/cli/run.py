@@ -87,17 +87,13 @@ def run(
     collected = Collected()
     with collected:
         check_options(context, needs=NEEDS, excludes=EXCLUDES, problems=problems)
-    settings: dict[str, Any] = {}
-    with collected:
-        settings = inputs_of(given)
+    settings = inputs_of(given)
     if model is not None:
         settings.update(out=out, overwrite=overwrite)
         with collected:
             settings.update(settings_of(given, OF_MODELS))
-        with collected, exit_on_signals(nothing_written):
-            check_model(model, settings)
         with collected:
-            check_settings(model, settings)
+            check_evaluation(model, settings)
     if collected.errors and recorded is None:  # else the files are checked where they are read
         with collected:
             check_files(settings)
@@ -130,8 +126,20 @@ def inputs_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def check_evaluation(model: str, settings: Mapping[str, Any]) -> None:
+    """Check the model and the settings, before data is read and torch imported. Raise GauntletError."""
+    from llmfoundry_gauntlet.results.interrupts import exit_on_signals, nothing_written
+
+    collected = Collected()
+    with collected, exit_on_signals(nothing_written):
+        check_model(model, settings)
+    with collected:
+        check_settings(model, settings)
+    collected.raise_all()
+
+
 def check_model(model: str, settings: Mapping[str, Any]) -> None:
-    """Raise ModelError for a model that cannot be found, before data is read and torch imported."""
+    """Raise ModelError for a model that cannot be found."""
     from llmfoundry_gauntlet.data.hub import find_model
     from llmfoundry_gauntlet.data.stores import scheme_of
 

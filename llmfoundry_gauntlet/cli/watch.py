@@ -67,12 +67,14 @@ def watch(
     if training['out'] is None:
         raise ConfigError('no folder for records; give one with --out')
     model = settings_of(given, MODEL)
-    model['precision'] = model['precision'] or training.pop('precision', None)
+    precision_of_training = training.pop('precision', None)
+    model['precision'] = model['precision'] or precision_of_training
+    stop_seconds = None if stop_after == 'never' else seconds_of('--stop-after', stop_after)
     timing: dict[str, Any] = {
         'poll_seconds': seconds_of('--poll', poll),
         'settle_seconds': seconds_of('--settle', settle),
         'expires_seconds': seconds_of('--claim-expires', claim_expires),
-        'stop_seconds': 0.0 if once else None if stop_after == 'never' else seconds_of('--stop-after', stop_after),
+        'stop_seconds': 0.0 if once else stop_seconds,
     }
     start_logging('%(asctime)s %(message)s')
     from llmfoundry_gauntlet.results.files import RESULTS
@@ -123,7 +125,8 @@ def seconds_of(option: str, text: str) -> float:
     """Return the seconds in a time such as '30s', '10m' or '12h'. Raise ConfigError."""
     from llmfoundry_gauntlet.config.settings import BUDGET, SECONDS
 
-    found = BUDGET.fullmatch(text)
-    if found is None:
+    time = BUDGET.fullmatch(text)
+    if time is None:
         raise ConfigError(f"{option} is {text!r}; allowed: a time such as '30s', '10m' or '12h'")
-    return float(found[1]) * SECONDS[found[2]]
+    number, unit = time.groups()
+    return float(number) * SECONDS[unit]

@@ -260,29 +260,52 @@ def test_metrics_reach_the_loggers_of_a_training_yaml_at_their_training_steps(
         assert f'[batch={batch}' in (folder / f'logs/{name}-tiny.txt').read_text()
 
 
-def test_errors_in_a_training_yaml_and_options_that_conflict_with_it_are_reported(
-    gauntlet: Watch, folder: Path, training: dict[str, Any]
+@pytest.mark.parametrize(
+    ('changes', 'messages'),
+    [
+        # of the run
+        ({'run_name': None}, ['loggers', 'no run_name']),
+        ({'run_name': None, 'loggers': None}, ['give one with --out']),
+        ({'loggers': {'wanddb': {}}}, ["loggers: unknown key 'wanddb', did you mean 'wandb'?"]),
+        # of the callback
+        ({'callbacks': ['x']}, ['callbacks: is a list; allowed: a mapping']),
+        ({'callbacks': {}}, ['callbacks.eval_gauntlet: is empty; allowed: a mapping']),
+        ({'callbacks': {'eval_gauntlet': {'save_folder': 3}}}, ['save_folder: is 3; allowed: text']),
+        ({'callbacks': {'eval_gauntlet': {'taks': 1}}}, ["unknown key 'taks', did you mean 'tasks'?"]),
+    ],
+)
+def test_errors_in_a_training_yaml_end_the_watch(
+    gauntlet: Watch, folder: Path, training: dict[str, Any], changes: dict[str, Any], messages: list[str]
 ):
-    block = training['callbacks']['eval_gauntlet']
-    for changes, more, messages in (
+    (folder / 'train.yaml').write_text(json.dumps({**training, **changes}))
+
+    status, _, err = gauntlet('watch', folder / 'checkpoints', '--once', '--train-yaml', folder / 'train.yaml')
+
+    assert status == 2
+    assert [message for message in messages if message not in err] == []
+    assert not (folder / 'checkpoints/.gauntlet').exists()
+
+
+@pytest.mark.parametrize(
+    ('words', 'messages'),
+    [
         (
-            {},
             ['--tasks', 'x', '--limit', 3],
-            ['--tasks: has no effect with --train-yaml', '--subset-items: has no effect'],
+            ['--tasks: has no effect with --train-yaml', '--subset-items: has no effect with --train-yaml'],
         ),
-        ({'run_name': None}, [], ['loggers', 'no run_name']),
-        ({'run_name': None, 'loggers': None}, [], ['give one with --out']),
-        ({'loggers': {'wanddb': {}}}, [], ["loggers: unknown key 'wanddb', did you mean 'wandb'?"]),
-        ({'callbacks': ['x']}, [], ['callbacks: is a list; allowed: a mapping']),
-        ({'callbacks': {}}, [], ['callbacks.eval_gauntlet: is empty; allowed: a mapping']),
-        ({'callbacks': {'eval_gauntlet': {**block, 'save_folder': 3}}}, [], ['save_folder: is 3; allowed: text']),
-        ({'callbacks': {'eval_gauntlet': {**block, 'taks': 1}}}, [], ["unknown key 'taks', did you mean 'tasks'?"]),
-    ):
-        (folder / 'train.yaml').write_text(json.dumps({**training, **changes}))
-        status, _, err = gauntlet(
-            'watch', folder / 'checkpoints', '--once', '--train-yaml', folder / 'train.yaml', *more
-        )
-        assert status == 2 and all(message in err for message in messages), err
+        # The precision replaces that of the file.
+        (['--precision', 'fp7'], ["gauntlet watch: precision: is 'fp7'"]),
+    ],
+)
+def test_options_beside_a_training_yaml_are_checked(
+    gauntlet: Watch, folder: Path, training: dict[str, Any], words: list[Any], messages: list[str]
+):
+    (folder / 'train.yaml').write_text(json.dumps(training))
+
+    status, _, err = gauntlet('watch', folder / 'checkpoints', '--once', '--train-yaml', folder / 'train.yaml', *words)
+
+    assert status == 2
+    assert [message for message in messages if message not in err] == []
     assert not (folder / 'checkpoints/.gauntlet').exists()
 
 
