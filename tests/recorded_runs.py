@@ -71,6 +71,7 @@ SIZES = {key: len(rows) for key, rows in ROWS.items()}
 SEEDS = {'a': 0, 'b': 2, 'c': 4, 'd': 9}  # of answers
 BATCHES = {'a': 20, 'b': 100, 'c': 400, 'd': 1000}  # as checkpoints of one training
 LOSSES = {100: 3.5, 400: 2.25, 1000: 2.0}  # by batch; before the first one, there is none
+LOSS_BATCHES = {100: 80, 400: 300, 1000: 600}  # those since the evaluation before
 VARIANTS = [*(f'option_order:{letter}' for letter in 'ABC'), *(f'prompt:{number}' for number in range(10))]
 NAMES = ('task', 'num_shots', 'file', 'row', 'variant', 'sample')  # of an item, in requests and answers
 

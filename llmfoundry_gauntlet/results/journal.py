@@ -138,7 +138,7 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
     identities: dict[str, Identity] = {}  # by attempt
     items: dict[str, list[tuple[str, ItemResult]]] = {}
     started: dict[str, float] = {}
-    seconds: dict[str, float] = {}  # absent in earlier versions
+    seconds: dict[str, float] = {}
     problems: list[str] = []
     for path in sorted((folder / JOURNAL).glob('*-rank*.jsonl')):
         attempt = path.name.partition('-')[0]
@@ -148,13 +148,16 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
                 if 'identity' in entry:
                     check_identity(entry['identity'], next(iter(identities.values()), entry['identity']), path)
                     identities[attempt] = entry['identity']
-                    started.setdefault(attempt, float(entry.get('started', 0)))
+                    started.setdefault(attempt, float(entry['started']))
                 else:
                     kind = ITEM if ITEM in entry else SUSPECT
                     items.setdefault(attempt, []).append((kind, parse_sample(entry['task'], entry[kind])))
-                    seconds[attempt] = max(float(entry.get('seconds', 0)), seconds.get(attempt, 0.0))
+                    seconds[attempt] = max(float(entry['seconds']), seconds.get(attempt, 0.0))
             except (KeyError, TypeError, ValueError) as error:
-                raise RecordError(f'{path}:{number}: is no line of this version: {error!r}') from error
+                raise RecordError(
+                    f'{path}:{number}: is no line of this version: {error!r}; give another folder, or --overwrite to '
+                    'replace it'
+                ) from error
     if problems and not repair:
         raise RecordError([f'{problem}; {REPAIR}' for problem in problems])
     for problem in problems:
@@ -164,7 +167,7 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
     known = [entry for attempt in identities for entry in items.get(attempt, ())]
     return Finished(
         identity=next(iter(identities.values())),
-        started=min(started.values()) or None,
+        started=min(started.values()),
         seconds=sum(seconds.values()),
         results={result.key: result for kind, result in known if kind == ITEM},
         suspects={result.key: result for kind, result in known if kind == SUSPECT},

@@ -93,7 +93,7 @@ class Run(Scores):
     def origins(self) -> dict[str, str | None]:
         """Return the origin of the data of each task that was run, SCORE's too; `None` if unknown."""
         tasks = {key: task.data_origin for key, task in self.scores.tasks.items() if task.metrics is not None}
-        return tasks | {entry.task or name: entry.data_origin for name, entry in (self.scores.score or {}).items()}
+        return tasks | {entry.task: entry.data_origin for entry in (self.scores.score or {}).values()}
 
     @cached_property
     def headline(self) -> dict[tuple[str, str], ScoreRow]:
@@ -208,7 +208,7 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
     asked = {**record['tasks'], **{entry['task']: entry for entry in (record['score'] or {}).values()}}
     lacking = [key for key, entry in asked.items() if 'spec' not in entry and 'reason' not in entry]
     if lacking:
-        raise ConfigError(f'it does not say how {", ".join(lacking)} was asked, as an older version has written it')
+        raise ConfigError(f'it does not say how {", ".join(lacking)} was asked')
     tasks = recorded_tasks([entry['spec'] for entry in asked.values() if 'spec' in entry], problems)
     gauntlet = None
     if record['composites'] is not None:

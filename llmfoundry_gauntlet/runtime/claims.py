@@ -91,8 +91,8 @@ def state_and_start(pid: int) -> tuple[str, int]:
 class Claim:
     """A claim of a watcher on a checkpoint.
 
-    `owner` is host:pid, `expires` a Unix time, 0 once it is released. `process` is None in claims of version 0.1.0 and
-    of systems without /proc.
+    `owner` is host:pid, `expires` a Unix time, 0 once it is released. `process` is None on systems without
+    /proc.
     """
 
     owner: str
@@ -118,7 +118,7 @@ def decoded(content: bytes) -> Claim:
     """Return the claim in a file. Raise ValueError, TypeError or LookupError if there is none."""
     values = json.loads(content)
     process = None
-    if values.get('process') is not None:
+    if values['process'] is not None:
         with suppress(TypeError):  # that of a later version, with other keys, goes by its expiry time
             process = Process(**values['process'])
     return Claim(owner=str(values['owner']), expires=float(values['expires']), process=process)

@@ -146,8 +146,7 @@ class EvaluationLoop:
             self.planned = self.runner.planned(self.prepared)
         if self.journal is None:
             return {}
-        recorded = self.journal.planned  # that of an earlier version lacks some of these
-        self.journal.begin({name: getattr(self.planned, name) for name in PLAN if not recorded or name in recorded})
+        self.journal.begin({name: getattr(self.planned, name) for name in PLAN})
         return self.journal.results
 
     def use(self, model: EvaluatedModel) -> bool:

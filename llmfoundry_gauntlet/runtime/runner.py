@@ -193,12 +193,11 @@ class ModelRunner:
         tokens = self.prepared.data.settings.tokens_per_batch
         if tokens != AUTO:
             return Budget(scoring=tokens, generation=tokens)
-        if 'tokens_per_batch' in recorded:
-            tokens = recorded['tokens_per_batch']
+        if set(PLAN) <= recorded.keys():
             return Budget(
-                scoring=tokens,
-                generation=recorded.get('generation_tokens_per_batch', tokens),
-                requests=recorded.get('requests_per_batch'),
+                scoring=recorded['tokens_per_batch'],
+                generation=recorded['generation_tokens_per_batch'],
+                requests=recorded['requests_per_batch'],
             )
         cached_bytes = 0
         if self.generator is not None and generation is not None and generation.layout != NO_CACHE:

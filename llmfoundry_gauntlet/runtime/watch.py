@@ -256,7 +256,7 @@ def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
                     **options.settings,
                 )
             )
-            subject.gauntlet.resuming = Resuming()  # a journal of an earlier version is replaced
+            subject.gauntlet.resuming = Resuming()  # a journal that cannot be resumed is replaced
             if sizes is not None:
                 subject.gauntlet.use_subset(sizes)
             training = subject.source.training

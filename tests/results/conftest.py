@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_runs import BATCHES, LOSSES, ROWS, SEEDS, answers_of, copy_run, edited, record_run, write_data
+from recorded_runs import (
+    BATCHES,
+    LOSS_BATCHES,
+    LOSSES,
+    ROWS,
+    SEEDS,
+    answers_of,
+    copy_run,
+    edited,
+    record_run,
+    write_data,
+)
 
 
 @pytest.fixture(scope='session')
@@ -35,7 +46,7 @@ def training(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) ->
     folder = tmp_path_factory.mktemp('trained') / 'training'
     for name, batch in BATCHES.items():
         with edited(copy_run(runs[name], folder / f'ba{batch}', batch=batch)) as record:
-            record['training']['loss'] = LOSSES.get(batch)
+            record['training'] |= {'loss': LOSSES.get(batch), 'loss_batches': LOSS_BATCHES.get(batch)}
     return folder
 
 

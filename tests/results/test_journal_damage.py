@@ -150,6 +150,8 @@ def test_items_of_an_unidentified_attempt_are_not_used(tmp_path):
     'content',
     [
         '{"task": "t"}',
+        json.dumps({'identity': IDENTITY}),  # as 0.1.0 wrote it, without the time at which the attempt started
+        f'{{"task": "t", "item": {sample_line(item(0))}}}',  # as 0.1.0 wrote it, without its seconds
         '{"task": "t", "item": {}}',
         '{"task": "t", "item": null}',
         '{"task": "t", "suspect": {"row": 0}}',

@@ -253,7 +253,7 @@ def test_samples_of_another_record_are_an_error(run: Path, places: list[int]):
 
 
 def forget(*path: str) -> Callable[[Path], None]:
-    """Return a function that removes a path from a record, as older versions did not write it."""
+    """Return a function that removes a path from a record."""
 
     def change(run: Path) -> None:
         with edited(run) as record:

@@ -160,7 +160,7 @@ def test_the_newest_checkpoint_without_a_valid_claim_is_next(tmp_path: Path, cap
         assert next_batch(other) == 2 and 'ep0-ba4-rank0.pt: running by ' in caplog.text
     assert next_batch(other) == 4
     (claim,) = (tmp_path / 'checkpoints/.gauntlet').glob('*/*.0.json')
-    claim.write_text(json.dumps({'owner': 'dead:1', 'expires': time.time() + 1.0}))
+    claim.write_text(json.dumps({'owner': 'dead:1', 'expires': time.time() + 1.0, 'process': None}))
     assert next_batch(other) == 2
     time.sleep(1.1)
     assert next_batch(other) == 4
@@ -214,7 +214,7 @@ def test_only_one_watcher_takes_over_from_a_killed_one_and_at_once(tmp_path: Pat
         assert next_batch(two) is None
 
 
-def test_a_claim_of_an_earlier_or_later_version_goes_by_its_expiry_time(tmp_path: Path):
+def test_a_claim_without_a_process_or_of_a_later_version_goes_by_its_expiry_time(tmp_path: Path):
     write(tmp_path, 2)
     watcher = watcher_of(tmp_path)
     found = watcher.next_step()
@@ -222,10 +222,11 @@ def test_a_claim_of_an_earlier_or_later_version_goes_by_its_expiry_time(tmp_path
     with ExitStack() as stack:
         watcher.claim(found, stack)
     (path,) = (tmp_path / 'checkpoints/.gauntlet').glob('*/*.0.json')
-    for process in ({}, {'process': None}, {'process': {'host': 'here', 'cgroup': 7}}):
-        path.write_text(json.dumps({'owner': 'someone:1', 'expires': time.time() + 60.0, **process}))
+    for process in (None, {'host': 'here', 'cgroup': 7}):
+        claim = {'owner': 'someone:1', 'process': process}
+        path.write_text(json.dumps({**claim, 'expires': time.time() + 60.0}))
         assert next_batch(watcher) is None
-        path.write_text(json.dumps({'owner': 'someone:1', 'expires': time.time() - 1.0, **process}))
+        path.write_text(json.dumps({**claim, 'expires': time.time() - 1.0}))
         assert next_batch(watcher) == 2
 
 

@@ -22,7 +22,7 @@ NO_SHARED_ITEM = 'the runs have no item in common'
 NO_COMMON_ITEM = 'no item has the same prompt in all runs'
 NOT_IN_PROMPTS = (*WITHOUT_EFFECT, 'generation_kwargs', 'cluster_key', 'source')  # keys of a task
 LIMITS = {'max_seq_len', 'tokenizer', 'truncation'}  # settings that determine how a long prompt is shortened
-RECORDED_LATER = ('tokenizer', 'data_sha256')  # not compared if a run has not recorded them
+TOKENIZER = 'tokenizer'  # not compared if a run has not recorded it
 MAX_SHOWN = 40  # characters of a setting
 SCORED = ('accuracy', 'consistency_rate')  # of SCORE
 
@@ -90,9 +90,9 @@ def prompt_settings(run: Run, task: str) -> dict[str, Any]:
         'semantics': settings.semantics,
         'fewshot': settings.fewshot,
         'fewshot_version': config.get('fewshot_version'),
-        'data_sha256': run.data.digests.get(task, '')[:8] or None,
+        'data_sha256': run.data.digests[task][:8],
         'max_seq_len': min(limits, default=None),
-        'tokenizer': config.get('tokenizer'),
+        TOKENIZER: config.get(TOKENIZER),
         'truncation': spec.truncation,
         'apply_chat_template': settings.apply_chat_template,
         **{name: getattr(settings, name) for name in CHAT},
@@ -105,7 +105,7 @@ def differing_settings(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
     for name in dict.fromkeys(name for of_run in settings for name in of_run):
         values = [of_run.get(name) for of_run in settings]
         texts = dict.fromkeys(shown(value) for value in values)
-        if len(texts) > 1 and not (name in RECORDED_LATER and None in values):
+        if len(texts) > 1 and not (name == TOKENIZER and None in values):
             found[name] = f'{name} {" / ".join(texts)}'
     return found
 
@@ -323,8 +323,7 @@ def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iter
         if max(items.num_items) > items.num_shared:
             shared = plural(items.num_shared, 'item')
             yield f'{key}: both have {shared}, of {items.num_items[0]} and {items.num_items[1]}'
-        digests = [run.data.digests.get(key) for run in (first, second)]
-        if None not in digests and digests[0] != digests[1]:
+        if first.data.digests[key] != second.data.digests[key]:
             yield f'{key}: the data files differ, in rows or their right answers'
     versions = [(run.record['composites'] or {}).get('version') for run in (first, second)]
     if None not in versions and versions[0] != versions[1]:
