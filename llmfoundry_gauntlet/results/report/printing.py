@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
@@ -10,7 +10,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.engine.ranks import Estimate
 from llmfoundry_gauntlet.errors import UnwrittenError, plural
-from llmfoundry_gauntlet.metrics.comparison import p_value
+from llmfoundry_gauntlet.metrics.comparison import Difference, p_value
 from llmfoundry_gauntlet.metrics.statistics import variance_shares, weighted_sum
 from llmfoundry_gauntlet.results.files import RESULTS, composite_record, measure_record
 from llmfoundry_gauntlet.results.report.comparison import Comparison, Trends
@@ -78,12 +78,14 @@ def print_scores(evaluations: Sequence[Run], form: str = 'table', *, with_paths:
     """Print the scores of evaluations as a 'table' with the paths of their files, or as 'markdown', 'csv' or 'json'."""
     table = scores_table(evaluations, with_errors=form == 'markdown' or len(evaluations) == 1)
     if form == 'table':
-        seconds = [f'{one.scores.timing.seconds:.1f}' for one in evaluations]
+        seconds = [f'{evaluation.scores.timing.seconds:.1f}' for evaluation in evaluations]
         empty = [''] * (len(table.columns) - len(seconds))
         table = replace(table, parts=[*table.parts, [TableRow(name='seconds', cells=[*seconds, *empty])]])
-    print_tables(form, [table], [asdict(row) for one in evaluations for row in one.rows])
-    for one in evaluations if form == 'table' and with_paths else ():
-        print(one.folder / RESULTS)
+    rows = [asdict(row) for evaluation in evaluations for row in evaluation.rows]
+    print_tables(form, [table], rows)
+    if form == 'table' and with_paths:
+        for evaluation in evaluations:
+            print(evaluation.folder / RESULTS)
 
 
 def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None, *, with_errors: bool) -> Table:
@@ -92,60 +94,93 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
     For a single evaluation, the accuracies of guessing and of the majority class are shown beside tasks. Scores that
     no evaluation has are not in the table but in its notes.
     """
-    names = names or short_names([one.folder for one in evaluations])
+    names = names or short_names([evaluation.folder for evaluation in evaluations])
     columns = [Column(name, with_error=with_errors) for name in names]
-    majority = {row.name: row.value for row in evaluations[0].rows if row.metric == MAJORITY and row.part is None}
-    is_single = len(evaluations) == 1
-    if is_single:
-        columns += [Column(name, absent='') for name in ('chance', 'majority')]
-    shortened = {
-        key: '' if task.effective_shots is None else f'{task.effective_shots:.1f} shots on average'
-        for one in evaluations
-        for key, task in one.scores.tasks.items()
-        if task.num_shortened
-    }
+    if len(evaluations) == 1:
+        columns += [Column('chance', absent=''), Column('majority', absent='')]
 
     def heading(name: str) -> TableRow:
         return TableRow(name=name, cells=[''] * len(columns), is_bold=True)
 
-    def rows(kind: str, names: Iterable[str]) -> Iterator[TableRow]:
-        for name in names:
-            found = [one.headline.get((kind, name)) for one in evaluations]
-            if all(row is None or row.value is None for row in found):
-                continue
-            chance = None if found[0] is None else found[0].chance
-            beside = [chance, majority.get(name) if kind == 'task' else None] if is_single else []
-            yield TableRow(
-                name=name,
-                cells=[*found, *beside],
-                is_bold=kind in ('category', 'average'),
-                is_indented=kind == 'perturbation' or (kind == 'task' and bool(categories)),
-                mark=SHORTENED if kind == 'task' and name in shortened else '',
-                note=shortened.get(name, '') if kind == 'task' else '',
-            )
-
-    lines: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    for kind, name in dict.fromkeys(name for one in evaluations for name in one.headline):
-        lines[kind].append(name)
-    categories = {task: name for one in reversed(evaluations) for task, name in one.task_categories.items()}
+    rows = rows_by_kind(evaluations)
+    category_of_task = first_categories(evaluations)
     tasks: list[TableRow] = []
-    for category in dict.fromkeys([*lines['category'], OTHER_TASKS]):
-        members = list(rows('task', [name for name in lines['task'] if categories.get(name, OTHER_TASKS) == category]))
-        if members and categories:
-            tasks += list(rows('category', [category])) or [heading(category)]
+    for category in dict.fromkeys([*rows['category'], OTHER_TASKS]):
+        names_of_tasks = [name for name in rows['task'] if category_of_task.get(name, OTHER_TASKS) == category]
+        members = [row for row in map(rows['task'].get, names_of_tasks) if row is not None]
+        # Without a gauntlet no task is below a category, so none needs a heading.
+        if members and category_of_task:
+            tasks.append(rows['category'].get(category) or heading(category))
         tasks += members
-    score = list(rows('perturbation', lines['perturbation']))
+    averages = [row for row in rows['average'].values() if row is not None]
+    score = [row for row in rows['perturbation'].values() if row is not None]
+
+    banner = origin_banner(evaluations)
     return Table(
-        title=' '.join([TITLE, *(f'({text})' for text in [origin_banner(evaluations)] if text)]),
+        title=f'{TITLE} ({banner})' if banner else TITLE,
         columns=columns,
-        parts=[tasks, list(rows('average', lines['average'])), [heading('SCORE'), *score] if score else []],
+        parts=[tasks, averages, [heading('SCORE'), *score] if score else []],
         notes=[*score_notes(evaluations), *absences(headline_cells(evaluations))],
     )
 
 
+def first_categories(evaluations: Sequence[Run]) -> dict[str, str]:
+    """Return the category of each task that is in one; the first evaluation that has the task decides."""
+    category_of_task: dict[str, str] = {}
+    for evaluation in evaluations:
+        for task, category in evaluation.task_categories.items():
+            category_of_task.setdefault(task, category)
+    return category_of_task
+
+
+def rows_by_kind(evaluations: Sequence[Run]) -> dict[str, dict[str, TableRow | None]]:
+    """Return the row of each headline score by kind and name; None for a score that no evaluation has."""
+    is_single = len(evaluations) == 1
+    has_categories = bool(first_categories(evaluations))
+    majority = {row.name: row.value for row in evaluations[0].rows if row.metric == MAJORITY and row.part is None}
+    shortened = notes_on_shortened(evaluations)
+
+    rows: dict[str, dict[str, TableRow | None]] = {kind: {} for kind in KINDS}
+    for kind, name in dict.fromkeys(name for evaluation in evaluations for name in evaluation.headline):
+        scores = [evaluation.headline.get((kind, name)) for evaluation in evaluations]
+        if all(score is None or score.value is None for score in scores):
+            rows[kind][name] = None
+            continue
+        cells: list[Cell] = [*scores]
+        is_task = kind == 'task'
+        if is_single:
+            (score,) = scores
+            cells += [None if score is None else score.chance, majority.get(name) if is_task else None]
+        rows[kind][name] = TableRow(
+            name=name,
+            cells=cells,
+            is_bold=kind in ('category', 'average'),
+            is_indented=kind == 'perturbation' or (is_task and has_categories),
+            mark=SHORTENED if is_task and name in shortened else '',
+            note=shortened.get(name, '') if is_task else '',
+        )
+    return rows
+
+
+def notes_on_shortened(evaluations: Sequence[Run]) -> dict[str, str]:
+    """Return how many shots the prompts of each task with shortened prompts had left, '' if that is unknown."""
+    notes = {}
+    for evaluation in evaluations:
+        for key, task in evaluation.scores.tasks.items():
+            if task.num_shortened:
+                shots = task.effective_shots
+                notes[key] = '' if shots is None else f'{shots:.1f} shots on average'
+    return notes
+
+
+def origins_of(evaluations: Sequence[Run]) -> dict[str, str | None]:
+    """Return where the rows of each task come from."""
+    return {key: origin for evaluation in evaluations for key, origin in evaluation.origins.items()}
+
+
 def origin_banner(evaluations: Sequence[Run]) -> str:
     """Return how many tasks were run on sample data, '' if none were."""
-    origins = {key: origin for one in evaluations for key, origin in one.origins.items()}
+    origins = origins_of(evaluations)
     sampled = [key for key, origin in origins.items() if origin == 'sample']
     if not sampled:
         return ''
@@ -160,46 +195,53 @@ def shortened_banner(evaluations: Sequence[Run]) -> str:
     tasks = {key: task for key, task in ran.items() if task.num_shortened}
     if not tasks:
         return ''
+    # Shots that were left, by the number that was asked for: '10-shot'.
     shots: dict[str, list[float]] = {}
     for key, task in tasks.items():
         if task.effective_shots is not None and not key.endswith('/0-shot'):
             shots.setdefault(key.rpartition('/')[2], []).append(task.effective_shots)
-    means = [f'{name} is {mean(found):.1f} on average' for name, found in shots.items()]
+    means = [f'{name} is {mean(effective):.1f} on average' for name, effective in shots.items()]
     length = (last.scores.config or {}).get('max_seq_len')
     fitting = f' to fit {length} tokens' if length else ''
-    return f'prompts of {len(tasks)} of {plural(len(ran), "task")} are shortened{fitting}{"; ".join(["", *means])}'
+    share = f'prompts of {len(tasks)} of {plural(len(ran), "task")} are shortened{fitting}'
+    return '; '.join([share, *means])
 
 
 def score_notes(evaluations: Sequence[Run]) -> list[str]:
     """Return notes on prompts and data: the marks of tasks, and data that are not the published ones."""
     notes = [f'{SHORTENED} {text}' for text in [shortened_banner(evaluations)] if text]
     notes += limit_notes(evaluations[-1])
-    unscored = {
-        key: f'{key} {task.num_unscored} of {task.num_items}'
-        for one in evaluations
-        for key, task in one.scores.tasks.items()
-        if task.num_unscored
-    }
+    unscored = {}
+    for evaluation in evaluations:
+        for key, task in evaluation.scores.tasks.items():
+            if task.num_unscored:
+                unscored[key] = f'{key} {task.num_unscored} of {task.num_items}'
     if unscored:
         notes.append(f'unscored items: {", ".join(unscored.values())}')
-    origins = {key: origin for one in evaluations for key, origin in one.origins.items()}
-    for origin, text in (('sample', SAMPLE_DATA), ('unofficial', 'unofficial copies of the data')):
-        found = [key for key, one in origins.items() if one == origin]
-        if found and (origin != 'sample' or len(found) < len(origins)):
-            notes.append(f'{text}: {", ".join(found)}')
+
+    origins = origins_of(evaluations)
+    sampled = [key for key, origin in origins.items() if origin == 'sample']
+    if sampled and len(sampled) < len(origins):  # else the title says so of all tasks
+        notes.append(f'{SAMPLE_DATA}: {", ".join(sampled)}')
+    unofficial = [key for key, origin in origins.items() if origin == 'unofficial']
+    if unofficial:
+        notes.append(f'unofficial copies of the data: {", ".join(unofficial)}')
     return notes
 
 
 def limit_notes(evaluation: Run) -> list[str]:
     """Return a line for each token limit that ended many generations of a task, with the tasks it ended most of."""
-    found = {key: task.ended_at_limit for key, task in evaluation.scores.tasks.items()}
-    found.update({entry.task or name: entry.ended_at_limit for name, entry in (evaluation.scores.score or {}).items()})
-    many = [(key, one) for key, one in found.items() if one is not None and one.share >= MANY_AT_LIMIT]
+    limits = {key: task.ended_at_limit for key, task in evaluation.scores.tasks.items()}
+    for dataset in (evaluation.scores.score or {}).values():
+        limits[dataset.task] = dataset.ended_at_limit
+    many = [(key, ended) for key, ended in limits.items() if ended is not None and ended.share >= MANY_AT_LIMIT]
+    many.sort(key=lambda pair: -pair[1].share)
+
     tasks_by_limit: dict[str, list[str]] = {}
-    for key, one in sorted(many, key=lambda pair: -pair[1].share):
-        limit = f'the limit of {plural(one.tokens, "token")} ({one.setting})'
-        of = 'of ' if limit in tasks_by_limit else 'of generations of '
-        tasks_by_limit.setdefault(limit, []).append(f'{100 * one.share:.0f} % {of}{key}')
+    for key, ended in many:
+        limit = f'the limit of {plural(ended.tokens, "token")} ({ended.setting})'
+        of = 'of ' if limit in tasks_by_limit else 'of generations of '  # said once in a line
+        tasks_by_limit.setdefault(limit, []).append(f'{100 * ended.share:.0f} % {of}{key}')
     notes = []
     for limit, tasks in tasks_by_limit.items():
         num_more = len(tasks) - SHOWN_AT_LIMIT
@@ -210,32 +252,43 @@ def limit_notes(evaluation: Run) -> list[str]:
 
 def headline_cells(evaluations: Sequence[Run]) -> Iterator[tuple[str, ScoreRow]]:
     """Yield names and scores in the order of `KINDS`; composites without a value all have the same reason."""
-    rows = [(key, row) for one in evaluations for key, row in one.headline.items()]
-    for (kind, name), row in sorted(rows, key=lambda pair: KINDS.index(pair[0][0])):
+    rows = [(key, row) for evaluation in evaluations for key, row in evaluation.headline.items()]
+    rows.sort(key=lambda pair: KINDS.index(pair[0][0]))
+    for (kind, name), row in rows:
         if row.reason is None:
             yield name, row
         elif kind in ('category', 'average'):
             yield name, replace(row, reason=NO_COMPOSITE)
+        elif kind == 'perturbation':
+            yield score_name(row), row
         else:
-            yield (score_name(row) if kind == 'perturbation' else name), row
+            yield name, row
 
 
 def absences(cells: Iterable[tuple[str, Measure | ScoreRow]]) -> list[str]:
     """Return why values and errors are absent, one line per reason, from named scores."""
-    names: dict[str, dict[str, None]] = {}
-    for name, one in cells:
-        if ends_of(one) is None:
-            alike = NO_DIFFERENCE if isinstance(one, Measure) else ALIKE
-            reason = one.reason or (NO_ERROR if one.standard_error is None else alike)
-            names.setdefault(reason, {})[name] = None
-    return [f'{reason}: {", ".join(found)}' for reason, found in names.items()]
+    names_by_reason: dict[str, dict[str, None]] = {}  # dictionaries, so that each name is given once
+    for name, cell in cells:
+        if ends_of(cell) is None:
+            if cell.reason:
+                reason = cell.reason
+            elif cell.standard_error is None:
+                reason = NO_ERROR
+            else:
+                reason = NO_DIFFERENCE if isinstance(cell, Measure) else ALIKE
+            names_by_reason.setdefault(reason, {})[name] = None
+    return [f'{reason}: {", ".join(names)}' for reason, names in names_by_reason.items()]
 
 
-def by_size(rows: Iterable[TableRow], place: int) -> list[TableRow]:
-    """Return the rows whose measure in this place has a value, the largest first."""
-    values = [(row, cell.value) for row in rows if isinstance(cell := row.cells[place], Measure)]
-    known = [(row, value) for row, value in values if value is not None]
-    return [row for row, _ in sorted(known, key=lambda pair: -abs(pair[1]))]
+def by_size(rows: Iterable[TableRow], column: int) -> list[TableRow]:
+    """Return the rows whose measure in this column has a value, the largest first."""
+    rows_and_sizes = []
+    for row in rows:
+        cell = row.cells[column]
+        if isinstance(cell, Measure) and cell.value is not None:
+            rows_and_sizes.append((row, abs(cell.value)))
+    rows_and_sizes.sort(key=lambda pair: -pair[1])
+    return [row for row, _ in rows_and_sizes]
 
 
 def flat(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,22 +297,24 @@ def flat(entry: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in entry.items():
         if not isinstance(value, Mapping):
             row[name] = value
-        elif name in SIDES:
-            row |= {name: value.get('value'), f'{name}_standard_error': value.get('standard_error')}
+            continue
+        row[name] = value.get('value')
+        if name in SIDES:
+            row[f'{name}_standard_error'] = value.get('standard_error')
         else:
-            row |= {name: value.get('value')} | {key: value.get(key) for key in ('standard_error', 'reason')}
+            row['standard_error'] = value.get('standard_error')
+            row['reason'] = value.get('reason')
     return row
 
 
 def print_comparisons(compared: Sequence[Comparison], metric: str | None = None, form: str = 'table') -> None:
     """Print each comparison as a table, or all of them as 'markdown', 'csv' or 'json'."""
     records = [comparison_record(comparison) for comparison in compared]
-    rows = [
-        {'first_run': record['first'], 'second_run': record['second'], 'kind': kind, 'name': name, **flat(entry)}
-        for record in records
-        for kind in ('tasks', 'composites', 'score')
-        for name, entry in record[kind].items()
-    ]
+    rows = []
+    for record in records:
+        runs = {'first_run': record['first'], 'second_run': record['second']}
+        for kind in ('tasks', 'composites', 'score'):
+            rows += [{**runs, 'kind': kind, 'name': name, **flat(entry)} for name, entry in record[kind].items()]
     print_tables(form, [difference_table(comparison, metric) for comparison in compared], rows, records)
 
 
@@ -282,9 +337,9 @@ def difference_table(
     parts = []
     for kind, group in comparison.groups.items():
         rows = []
-        for name, one in group.items():
-            scores: list[Cell] = [one.first, one.second]
-            difference: list[Cell] = [one.difference, one.p_holm, one.detectable]
+        for name, compared in group.items():
+            scores: list[Cell] = [compared.first, compared.second]
+            difference: list[Cell] = [compared.difference, compared.p_holm, compared.detectable]
             cells = [*difference, *scores] if difference_first else [*scores, *difference]
             rows.append(TableRow(name=name, cells=cells, is_bold=kind == 'composites'))
         parts.append(by_size(rows, 0 if difference_first else 2))
@@ -306,8 +361,10 @@ def share_notes(shares: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return a line per average with the tasks that contribute most to its variance, where that is known."""
     notes = []
     for name, of_tasks in shares.items():
-        parts = [f'{share * 100:.0f} % {task}' for task, share in list(of_tasks.items())[:SHOWN_SHARES]]
-        if others := list(of_tasks.values())[SHOWN_SHARES:]:
+        shown = list(of_tasks.items())[:SHOWN_SHARES]
+        others = list(of_tasks.values())[SHOWN_SHARES:]
+        parts = [f'{share * 100:.0f} % {task}' for task, share in shown]
+        if others:
             parts.append(f'{sum(others) * 100:.0f} % {plural(len(others), "other task")}')
         if parts:
             notes.append(f'error of {name}, by share of its variance: {", ".join(parts)}')
@@ -316,34 +373,36 @@ def share_notes(shares: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 def starred(value: float) -> str:
     """Return a corrected p-value, with a star below the significance level."""
-    return ('<0.001' if value < 0.001 else f'{value:.3f}') + ('*' if value < CLEAR else ' ')
+    text = '<0.001' if value < 0.001 else f'{value:.3f}'
+    star = '*' if value < CLEAR else ' '
+    return f'{text}{star}'
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison for JSON."""
-    groups = {
-        kind: {
-            name: {
-                part: (composite_record if kind == 'composites' else measure_record)(getattr(found, part))
-                for part in (*SIDES, 'difference')
+    groups: dict[str, dict[str, Any]] = {}
+    for kind, group in comparison.groups.items():
+        # Composites also have the share of each task in their variance.
+        record_of = composite_record if kind == 'composites' else measure_record
+        groups[kind] = {name: difference_record(compared, record_of) for name, compared in group.items()}
+
+    left_out = {}
+    for key, items in comparison.common.items():
+        if len(items.keys) < max(items.num_items):
+            left_out[key] = {
+                'num_items': list(items.num_items),
+                'num_common': items.num_shared,
+                'num_same_words': len(items.keys),
+                'settings': list(items.settings),
             }
-            | {key: getattr(found, key) for key in DIFFERENCE_KEYS}
-            for name, found in group.items()
-        }
-        for kind, group in comparison.groups.items()
-    }
-    left_out = {
-        key: {
-            'num_items': list(items.num_items),
-            'num_common': items.num_shared,
-            'num_same_words': len(items.keys),
-            'settings': list(items.settings),
-        }
-        for key, items in comparison.common.items()
-        if len(items.keys) < max(items.num_items)
-    }
     runs = {'first': comparison.first, 'second': comparison.second}
     return {**runs, **groups, 'left_out': left_out, 'warnings': list(comparison.warnings)}
+
+
+def difference_record(compared: Difference, record_of: Callable[[Measure], dict[str, Any]]) -> dict[str, Any]:
+    """Return a score of both runs and its difference for JSON, each measure as `record_of` returns it."""
+    measures = {name: record_of(getattr(compared, name)) for name in (*SIDES, 'difference')}
+    return {**measures, **{key: getattr(compared, key) for key in DIFFERENCE_KEYS}}
 
 
 def print_trends(found: Trends, form: str = 'table') -> None:
@@ -351,48 +410,73 @@ def print_trends(found: Trends, form: str = 'table') -> None:
 
     With CSV and JSON, slopes are per batch.
     """
-    records = {
-        name: {'slope': measure_record(one.slope), 'noise': one.noise, 'signal_to_noise': one.signal_to_noise}
-        for name, one in found.trends.items()
-    }
-    print_tables(form, [trends_table(found)], [{'name': name, **flat(one)} for name, one in records.items()], records)
+    records = {}
+    for name, trend in found.trends.items():
+        records[name] = {
+            'slope': measure_record(trend.slope),
+            'noise': trend.noise,
+            'signal_to_noise': trend.signal_to_noise,
+        }
+    rows = [{'name': name, **flat(record)} for name, record in records.items()]
+    print_tables(form, [trends_table(found)], rows, records)
 
 
 def trends_table(found: Trends) -> Table:
     """Return a row for each score, the steepest first."""
-    columns = [Column('slope', SIGNED, with_error=True), Column('noise')]
-    columns += [Column('signal/noise', '{:.1f}'.format, absent='')]
-    unit = min(BATCHES, found.batches[-1] - found.batches[0])  # no slope beyond the batches that were seen
-    parts: list[list[TableRow]] = [[], []]
-    for name, one in found.trends.items():
-        p = p_value(one.slope)
-        ratio = None if p is None or p >= CLEAR else one.signal_to_noise
-        slope = one.slope if one.slope.value is None else weighted_sum([one.slope], [unit])
-        cells: list[Cell] = [slope, one.noise, ratio]
-        is_composite = name in found.composites
-        parts[is_composite].append(TableRow(name=name, cells=cells, is_bold=is_composite))
+    first, last = found.batches[0], found.batches[-1]
+    unit = min(BATCHES, last - first)  # no slope beyond the batches that were seen
+    tasks: list[TableRow] = []
+    composites: list[TableRow] = []
+    for name, trend in found.trends.items():
+        p = p_value(trend.slope)
+        is_clear = p is not None and p < CLEAR
+        slope = trend.slope if trend.slope.value is None else weighted_sum([trend.slope], [unit])
+        cells: list[Cell] = [slope, trend.noise, trend.signal_to_noise if is_clear else None]
+        if name in found.composites:
+            composites.append(TableRow(name=name, cells=cells, is_bold=True))
+        else:
+            tasks.append(TableRow(name=name, cells=cells))
     return Table(
-        title=f'slope per {unit} batches over {len(found.batches)} checkpoints, ba{found.batches[0]} to '
-        f'ba{found.batches[-1]}',
-        columns=columns,
-        parts=[by_size(part, 0) for part in parts],
+        title=f'slope per {unit} batches over {len(found.batches)} checkpoints, ba{first} to ba{last}',
+        columns=[
+            Column('slope', SIGNED, with_error=True),
+            Column('noise'),
+            Column('signal/noise', '{:.1f}'.format, absent=''),
+        ],
+        parts=[by_size(tasks, 0), by_size(composites, 0)],
         legend=TREND_LEGEND,
-        notes=absences((name, one.slope) for name, one in found.trends.items()),
+        notes=absences((name, trend.slope) for name, trend in found.trends.items()),
         warnings=found.warnings,
     )
 
 
 def print_estimate(estimate: Estimate, form: str = 'table') -> None:
     """Print what each task and all together would take: a table, or 'markdown', 'csv' or 'json'."""
-    rows = [asdict(task) for task in estimate.tasks]
-    names = [name for name in (rows[0] if rows else ()) if name != 'task']
-    rows.append({'task': 'all', **{name: sum(row[name] for row in rows) for name in names}})
-    counts = ('items', 'tokens', 'generated tokens at most', 'shortened')
-    columns = [*(Column(name, count_cell) for name in counts), Column('seconds', '{:.1f}'.format)]
-    cells = [TableRow(name=row['task'], cells=[row[name] for name in names]) for row in rows]
-    tables = [Table(title='Dry run', columns=columns, parts=[cells[:-1], cells[-1:]], notes=estimate_lines(estimate))]
-    tables += [targets_table(estimate)] if estimate.targets else []
-    print_tables(form, tables, rows, {**asdict(estimate), 'total_seconds': estimate.total_seconds})
+    of_tasks = [asdict(task) for task in estimate.tasks]
+    names = [name for name in (of_tasks[0] if of_tasks else ()) if name != 'task']
+    of_all = {'task': 'all', **{name: sum(record[name] for record in of_tasks) for name in names}}
+
+    def table_row(record: Mapping[str, Any]) -> TableRow:
+        return TableRow(name=record['task'], cells=[record[name] for name in names])
+
+    tables = [
+        Table(
+            title='Dry run',
+            columns=[
+                Column('items', count_cell),
+                Column('tokens', count_cell),
+                Column('generated tokens at most', count_cell),
+                Column('shortened', count_cell),
+                Column('seconds', '{:.1f}'.format),
+            ],
+            parts=[list(map(table_row, of_tasks)), [table_row(of_all)]],
+            notes=estimate_lines(estimate),
+        )
+    ]
+    if estimate.targets:
+        tables.append(targets_table(estimate))
+    content = {**asdict(estimate), 'total_seconds': estimate.total_seconds}
+    print_tables(form, tables, [*of_tasks, of_all], content)
 
 
 def targets_table(estimate: Estimate) -> Table:

@@ -75,7 +75,7 @@ class MeasureRecord:
     def columns(self, least: float = -math.inf, most: float = math.inf) -> dict[str, Any]:
         """Return the fields of a ScoreRow.
 
-        Earlier versions recorded no interval: then it is that of the error, within the possible values.
+        0.1.0 recorded no interval: then it is that of the error, within the possible values.
         """
         ends = self.confidence_interval
         if not ends and self.value is not None and self.standard_error:
@@ -126,8 +126,8 @@ class DatasetRecord:
 
     ignore_unknown_keys: ClassVar = True
     perturbations: dict[str, dict[str, Any]]
-    task: str = ''
-    num_items: int = 0
+    task: str
+    num_items: int
     ended_at_limit: TokenLimitRecord | None = None
     chance: float | None = None
     data_origin: str | None = None
@@ -164,11 +164,14 @@ def score_name(row: ScoreRow) -> str:
 
 def short_names(folders: Sequence[Path]) -> list[str]:
     """Return a name for each folder: its path without the parts at the beginning and end that all have in common."""
+    # The last part that would be left of a path stays, even if all have it in common.
     paths = [Path(os.path.abspath(folder)).parts for folder in folders]
-    begin = min(num_common(paths), *(len(path) - 1 for path in paths))
-    parts = [path[begin:] for path in paths]
-    end = min(num_common([part[::-1] for part in parts]), *(len(part) - 1 for part in parts))
-    return ['/'.join(part[: len(part) - end]) for part in parts]
+    num_first = min(num_common(paths), min(map(len, paths)) - 1)
+    ends = [path[num_first:] for path in paths]
+
+    reversed_ends = [end[::-1] for end in ends]
+    num_last = min(num_common(reversed_ends), min(map(len, ends)) - 1)
+    return ['/'.join(end[: len(end) - num_last]) for end in ends]
 
 
 def num_common(paths: Sequence[Sequence[str]]) -> int:
@@ -187,63 +190,85 @@ def composite_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
     """Yield categories and averages."""
     if results.composites is None:
         return
-    tasks = tasks_of_composites(results.composites.gauntlet)
-    for kind, group in (('category', results.composites.categories), ('average', results.composites.averages)):
+    composites = results.composites
+    tasks = tasks_of_composites(composites.gauntlet)
+    for kind, group in (('category', composites.categories), ('average', composites.averages)):
         for name, measure in group.items():
             origins = {results.tasks[key].data_origin for key in tasks.get(name, ()) if key in results.tasks}
-            origin = next((one for one in ORIGINS if one in origins), None)
-            row = {'kind': kind, 'name': name, 'metric': COMPOSITE, 'data_origin': origin}
+            data_origin = next((origin for origin in ORIGINS if origin in origins), None)
+            row = {'kind': kind, 'name': name, 'metric': COMPOSITE, 'data_origin': data_origin}
             yield {**row, **measure.columns(most=1.0)}
 
 
 def tasks_of_composites(gauntlet: GauntletSpec) -> dict[str, list[str]]:
     """Return the tasks of each category and average."""
-    tasks = {category.name: [one.key for one in category.benchmarks] for category in gauntlet.categories}
+    tasks = {}
+    for category in gauntlet.categories:
+        tasks[category.name] = [benchmark.key for benchmark in category.benchmarks]
     for name, members in gauntlet.named_averages.items():
-        tasks[name] = list(dict.fromkeys(key for member in members for key in tasks.get(member, ())))
+        # A task may be in several categories of an average.
+        of_members = chain.from_iterable(tasks.get(member, ()) for member in members)
+        tasks[name] = list(dict.fromkeys(of_members))
     return tasks
 
 
 def task_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
     """Yield all metrics of each task, the accuracy first, then those of its own categories."""
-    categories = results.composites.gauntlet.categories if results.composites is not None else ()
-    benchmarks = chain.from_iterable(category.benchmarks for category in categories)
-    chance: dict[str, float] = {}
-    for benchmark in benchmarks:
-        chance.setdefault(benchmark.key, benchmark.random_baseline)
+    chance_in_gauntlet: dict[str, float] = {}
+    if results.composites is not None:
+        for category in results.composites.gauntlet.categories:
+            for benchmark in category.benchmarks:
+                chance_in_gauntlet.setdefault(benchmark.key, benchmark.random_baseline)
+
     for task, entry in results.tasks.items():
         if entry.metrics is None:
             yield {'kind': 'task', 'name': task, 'reason': entry.reason}
             continue
+        chance = chance_in_gauntlet.get(task, entry.chance)
+        of_task = {'kind': 'task', 'name': task, 'data_origin': entry.data_origin}
         for part, score in [(None, entry), *entry.categories.items()]:
-            row = {'kind': 'task', 'name': task, 'part': part, 'num_items': score.num_items}
-            row['data_origin'] = entry.data_origin
+            row = {**of_task, 'part': part, 'num_items': score.num_items}
             if not score.metrics:
                 yield {**row, 'reason': NO_METRICS}
-            for place, (metric, measure) in enumerate((score.metrics or {}).items()):
-                if place:
-                    yield {**row, 'metric': metric, **measure.columns()}
-                else:
-                    guessed = chance.get(task, entry.chance)
-                    yield {**row, 'metric': metric, 'chance': guessed, **measure.columns(0.0, 1.0)}
+                continue
+            (accuracy_name, accuracy), *others = score.metrics.items()
+            yield {**row, 'metric': accuracy_name, 'chance': chance, **accuracy.columns(0.0, 1.0)}
+            for metric, measure in others:
+                yield {**row, 'metric': metric, **measure.columns()}
 
 
 def perturbation_rows(results: ResultsRecord, problems: Problems) -> Iterator[dict[str, Any]]:
     """Yield all metrics of each SCORE dataset under each perturbation, then those by variant and by gold label."""
     for dataset, entry in (results.score or {}).items():
-        for perturbation, found in entry.perturbations.items():
-            row = {'kind': 'perturbation', 'name': f'{dataset}/{perturbation}', 'num_items': found.get('num_questions')}
-            row['data_origin'] = entry.data_origin
-            if 'accuracy' not in found:
-                yield {**row, 'reason': str(found.get('reason'))}
+        for perturbation, record in entry.perturbations.items():
+            row = {
+                'kind': 'perturbation',
+                'name': f'{dataset}/{perturbation}',
+                'num_items': record.get('num_questions'),
+                'data_origin': entry.data_origin,
+            }
+            if 'accuracy' not in record:
+                yield {**row, 'reason': str(record.get('reason'))}
                 continue
-            for metric, content in found.items():
-                if not isinstance(content, Mapping):
+            for metric, content in record.items():
+                if not isinstance(content, Mapping):  # a count
                     continue
-                path = join(f'score.{dataset}.perturbations.{perturbation}', metric)
-                is_measure = bool(content.keys() & {'value', 'reason'})
-                for part, one in [(None, content)] if is_measure else content.items():
-                    measure = decode(MeasureRecord, one, path if part is None else join(path, part), problems)
-                    if measure is not None:
-                        chance = entry.chance if metric in OF_GUESSING else None
-                        yield {**row, 'metric': metric, 'part': part, 'chance': chance, **measure.columns(0.0, 1.0)}
+                chance = entry.chance if metric in OF_GUESSING else None
+                where = join(f'score.{dataset}.perturbations.{perturbation}', metric)
+                for part, measure in measures_in(content, where, problems):
+                    yield {**row, 'metric': metric, 'part': part, 'chance': chance, **measure.columns(0.0, 1.0)}
+
+
+def measures_in(
+    content: Mapping[str, Any], where: str, problems: Problems
+) -> Iterator[tuple[str | None, MeasureRecord]]:
+    """Yield the measure that is recorded, with None, or the recorded measures by variant or gold label."""
+    if content.keys() & {'value', 'reason'}:
+        measure: MeasureRecord | None = decode(MeasureRecord, content, where, problems)
+        if measure is not None:
+            yield None, measure
+        return
+    for part, record in content.items():
+        measure = decode(MeasureRecord, record, join(where, part), problems)
+        if measure is not None:
+            yield part, measure

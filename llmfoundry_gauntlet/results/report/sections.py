@@ -32,8 +32,9 @@ SCORE_METRICS = (
 )
 SETTINGS = ('package_version', 'semantics', 'model', 'training', 'timing', 'environment', 'config', 'identity')
 MOST_CHANGED = 10  # tasks of a training run
-PANEL_HEIGHT = 120  # pixels
+PANEL_HEIGHT, TASK_PANEL_HEIGHT = 120, 90  # pixels
 LOSS = 'loss'  # the kind of a row that is no score
+BAND_OPACITY = 0.16
 
 Charts = Mapping[str, Any]  # Altair charts by title
 
@@ -52,16 +53,12 @@ class Section:
 
 def make_sections(runs: Sequence[RunSeries]) -> list[Section]:
     """Return the sections of a page without empty ones."""
-    is_training = any(len(run.evaluations) > 1 for run in runs)
-    sections = [
-        *([curves_section(runs)] if is_training else []),
-        changes_section(runs),
-        *([tasks_section(runs)] if is_training else []),
-        scores_section(runs),
-        score_section(runs),
-        evaluations_section(runs),
-    ]
-    return [one for one in sections if one.tables or one.charts or one.notes]
+    sections = [changes_section(runs), scores_section(runs), score_section(runs), evaluations_section(runs)]
+    if any(len(run.evaluations) > 1 for run in runs):
+        # The page begins with the averages over training; the curves of tasks come after what changed.
+        sections.insert(0, curves_section(runs))
+        sections.insert(2, tasks_section(runs))
+    return [section for section in sections if section.tables or section.charts or section.notes]
 
 
 def curves_section(runs: Sequence[RunSeries]) -> Section:
@@ -71,54 +68,76 @@ def curves_section(runs: Sequence[RunSeries]) -> Section:
     charts = curves(rows, baseline=0.0 if is_rescaled(runs) else None)
     if not charts:
         return Section(name='curves', title='Learning curves')
+
     notes = [f'{composite_note(runs)} Bands are 95 % intervals over items.']
     if losses:
-        has_means = any(row.num_items is not None for row in losses)
-        batches = 'its mean over the batches since the evaluation before' if has_means else 'that of the batch before'
-        notes.append(f'The training loss at an evaluation is {batches}.')
+        notes.append('The training loss at an evaluation is its mean over the batches since the evaluation before.')
     return Section(name='curves', title='Learning curves', notes=notes, charts={'': charts})
 
 
 def tasks_section(runs: Sequence[RunSeries]) -> Section:
     """Return the learning curves of tasks, by category."""
-    categories = categories_of(runs)
-    charts: dict[str, dict[str, Any]] = {name: {} for name in [*dict.fromkeys(categories.values()), OTHER_TASKS]}
-    for name, chart in curves(headline_rows(runs, 'task'), domain=(0, 1)).items():
-        charts[categories.get(name, OTHER_TASKS)][name] = chart.properties(height=90)
-    found = {name: group for name, group in charts.items() if group}
-    notes = ['Accuracy with its 95 % interval; the dashed line is chance.']
-    return Section(name='tasks', title='Tasks', notes=notes if found else (), charts=found)
+    category_of_task = categories_of(runs)
+    category_names = [*dict.fromkeys(category_of_task.values()), OTHER_TASKS]
+    charts: dict[str, dict[str, Any]] = {category: {} for category in category_names}
+    for task, chart in curves(headline_rows(runs, 'task'), domain=(0, 1)).items():
+        category = category_of_task.get(task, OTHER_TASKS)
+        charts[category][task] = chart.properties(height=TASK_PANEL_HEIGHT)
+
+    drawn = {category: group for category, group in charts.items() if group}
+    notes = ['Accuracy with its 95 % interval; the dashed line is chance.'] if drawn else []
+    return Section(name='tasks', title='Tasks', notes=notes, charts=drawn)
 
 
 def loss_rows(run: RunSeries) -> list[ScoreRow]:
     """Return the training loss at each evaluation where it is known.
 
-    `num_items` is the number of batches of its mean, None for the loss of a single batch in records of version 0.1.
+    `num_items` is the number of batches that the loss is the mean of.
     """
     rows = []
-    for one in run.evaluations:
-        training = one.scores.training or {}
+    for evaluation in run.evaluations:
+        training = evaluation.scores.training or {}
         if training.get('loss') is not None:
-            row = ScoreRow(run=run.name, batch=one.batch, token=training.get('token'), kind=LOSS, name='training loss')
-            rows.append(replace(row, value=training['loss'], num_items=training.get('loss_batches')))
+            rows.append(
+                ScoreRow(
+                    run=run.name,
+                    batch=evaluation.batch,
+                    token=training.get('token'),
+                    kind=LOSS,
+                    name='training loss',
+                    value=training['loss'],
+                    num_items=training.get('loss_batches'),
+                )
+            )
     return rows
 
 
 def headline_rows(runs: Sequence[RunSeries], kind: str) -> list[ScoreRow]:
     """Return the headline numbers of a kind in all evaluations, under the names of the runs."""
-    found = [(run.name, row) for run in runs for one in run.evaluations for row in one.headline.values()]
-    return [replace(row, run=name) for name, row in found if row.kind == kind]
+    rows = []
+    for run in runs:
+        for evaluation in run.evaluations:
+            of_kind = [row for row in evaluation.headline.values() if row.kind == kind]
+            rows += [replace(row, run=run.name) for row in of_kind]
+    return rows
 
 
 def categories_of(runs: Sequence[RunSeries]) -> dict[str, str]:
-    """Return the category of each task that is in one."""
-    return {task: name for run in reversed(runs) for task, name in run.last.task_categories.items()}
+    """Return the category of each task that is in one; the first run that has the task decides."""
+    category_of_task: dict[str, str] = {}
+    for run in runs:
+        for task, category in run.last.task_categories.items():
+            category_of_task.setdefault(task, category)
+    return category_of_task
 
 
 def gauntlet_of(runs: Sequence[RunSeries]) -> GauntletSpec | None:
     """Return the first gauntlet of the runs, `None` if none has one."""
-    composites = [run.last.scores.composites for run in runs]
-    return next((found.gauntlet for found in composites if found is not None), None)
+    for run in runs:
+        composites = run.last.scores.composites
+        if composites is not None:
+            return composites.gauntlet
+    return None
 
 
 def is_rescaled(runs: Sequence[RunSeries]) -> bool:
@@ -142,103 +161,155 @@ def composite_note(runs: Sequence[RunSeries]) -> str:
 def no_composites(runs: Sequence[RunSeries]) -> str:
     """Return why there are no composites: a part of a gauntlet was run, or there is none."""
     configs = [run.last.scores.config or {} for run in runs]
-    partial = next((one for one in configs if one.get('gauntlet') is not None), None)
-    if partial is None:
+    of_gauntlet = [config for config in configs if config.get('gauntlet') is not None]
+    if not of_gauntlet:
         return 'The runs have no gauntlet, so there are no composites.'
-    names = partial.get('only')
-    part = 'A part of the gauntlet' if not names else f'Only {listed(names)} of the gauntlet'
+    names = of_gauntlet[0].get('only')
+    part = f'Only {listed(names)} of the gauntlet' if names else 'A part of the gauntlet'
     return f'{part} was run, without a whole category, so there are no composites.'
 
 
 def scores_section(runs: Sequence[RunSeries]) -> Section:
     """Return all scores of the last evaluations, with their intervals drawn."""
     evaluations = [run.last for run in runs]
-    is_single = len(runs) == 1
-    table = scores_table(evaluations, ['score'] if is_single else [run.name for run in runs], with_errors=True)
-    if is_single:
-        table = with_counts(table, runs[0].last)
-        table = replace(table, notes=[*table.notes, *share_notes(recorded_shares(runs[0].last))])
-    lows = [ends[0] for row in table.rows for ends in map(ends_of, row.cells) if ends is not None]
-    last = f' after {runs[0].last.name}' if is_single and len(runs[0].evaluations) > 1 else ''
+    title = 'Scores'
+    if len(runs) == 1:
+        (run,) = runs
+        if len(run.evaluations) > 1:
+            title = f'Scores after {run.last.name}'
+        table = with_counts(scores_table(evaluations, ['score'], with_errors=True), run.last)
+        table = replace(table, notes=[*table.notes, *share_notes(recorded_shares(run.last))])
+    else:
+        table = scores_table(evaluations, [run.name for run in runs], with_errors=True)
+
+    # The axis of the intervals begins at 0, or below for composites worse than chance.
+    intervals = [ends_of(cell) for row in table.rows for cell in row.cells]
+    lows = [ends[0] for ends in intervals if ends is not None]
     return Section(
         name='scores',
-        title=f'Scores{last}',
+        title=title,
         notes=[f'{composite_note(runs)} The bars are 95 % intervals, the ticks chance.'],
-        tables=[replace(table, title=f'Scores{last}', domain=(min([0.0, *lows]), 1.0))],
+        tables=[replace(table, title=title, domain=(min([0.0, *lows]), 1.0))],
     )
 
 
 def recorded_shares(evaluation: Run) -> dict[str, dict[str, float]]:
-    """Return the share of each task in the variance of each average; {} for averages of older records."""
+    """Return the share of each task in the variance of each average; {} for averages in records of 0.1.0."""
     composites = evaluation.scores.composites
-    return {} if composites is None else {name: one.variance_shares for name, one in composites.averages.items()}
+    if composites is None:
+        return {}
+    return {name: average.variance_shares for name, average in composites.averages.items()}
 
 
 def with_counts(table: Table, evaluation: Run) -> Table:
     """Return the table with the items and seconds of each task."""
+    seconds_by_task = evaluation.scores.timing.tasks
 
-    def counts(row: TableRow) -> list[Cell]:
+    def with_counts_of_task(row: TableRow) -> TableRow:
         task = evaluation.scores.tasks.get(row.name)
-        return [task.num_items, evaluation.scores.timing.tasks.get(row.name)] if task is not None else [None, None]
+        counts: list[Cell] = [None, None] if task is None else [task.num_items, seconds_by_task.get(row.name)]
+        return replace(row, cells=[*row.cells, *counts])
 
-    columns = [Column('items', '{:,}'.format, absent=''), Column('seconds', '{:.1f}'.format, absent='')]
-    parts = [[replace(row, cells=[*row.cells, *counts(row)]) for row in part] for part in table.parts]
-    return replace(table, columns=[*table.columns, *columns], parts=parts)
+    columns = [
+        *table.columns,
+        Column('items', '{:,}'.format, absent=''),
+        Column('seconds', '{:.1f}'.format, absent=''),
+    ]
+    parts = [list(map(with_counts_of_task, part)) for part in table.parts]
+    return replace(table, columns=columns, parts=parts)
 
 
 def score_section(runs: Sequence[RunSeries]) -> Section:
     """Return SCORE's metrics for each dataset by perturbation, and the accuracies of variants."""
-    rows = [replace(row, run=run.name) for run in runs for row in run.last.rows if row.kind == 'perturbation']
-    found = {(row.name, row.run, row.metric, row.part): row for row in rows}
+    rows = []
+    for run in runs:
+        rows += [replace(row, run=run.name) for row in run.last.rows if row.kind == 'perturbation']
+
+    # The name of a row is dataset/perturbation. Perturbations that were not run have only a reason.
     names = list(dict.fromkeys(row.name for row in rows if row.value is not None))
-    tables: list[Table] = []
-    for dataset in dict.fromkeys(name.partition('/')[0] for name in names):
-        columns = [(name, run.name) for name in names if name.startswith(f'{dataset}/') for run in runs]
-        heads = [f'{name.partition("/")[2]}{f" {run}" if len(runs) > 1 else ""}' for name, run in columns]
-        variants = {row.part: None for row in rows if row.metric == BY_VARIANT and (row.name, row.run) in columns}
-        parts = [
-            [
-                TableRow(name=part or name, cells=[found.get((*one, name, part)) for one in columns])
-                for name, part in lines
-            ]
-            for lines in ([(name, None) for name in SCORE_METRICS], [(BY_VARIANT, part) for part in variants])
-        ]
-        accuracies = [found.get((*one, 'accuracy', None)) for one in columns]
-        chances: list[Cell] = [None if accuracy is None else accuracy.chance for accuracy in accuracies]
-        if any(chance is not None for chance in chances):
-            parts[0].insert(1, TableRow(name='chance', cells=chances))
-        heading = [Column(head, with_error=True, absent='') for head in heads]
-        tables.append(Table(title=dataset, columns=heading, parts=parts))
+    datasets = dict.fromkeys(name.partition('/')[0] for name in names)
+    tables = []
+    for dataset in datasets:
+        names_of_dataset = [name for name in names if name.startswith(f'{dataset}/')]
+        tables.append(dataset_table(dataset, names_of_dataset, [run.name for run in runs], rows))
+
     notes = ['The same questions asked in several ways: accuracy, and how often two answers to one question agree.']
     return Section(name='score', title='SCORE', notes=notes if tables else (), tables=tables)
 
 
+def dataset_table(
+    dataset: str, perturbations: Sequence[str], run_names: Sequence[str], rows: Sequence[ScoreRow]
+) -> Table:
+    """Return a dataset of SCORE with a column for each perturbation and run."""
+    columns = [(perturbation, run) for perturbation in perturbations for run in run_names]
+    scores = {((row.name, row.run), row.metric, row.part): row for row in rows}
+
+    def cells(metric: str, part: str | None = None) -> list[Cell]:
+        return [scores.get((column, metric, part)) for column in columns]
+
+    metrics = [TableRow(name=metric, cells=cells(metric)) for metric in SCORE_METRICS]
+    accuracies = [scores.get((column, 'accuracy', None)) for column in columns]
+    chances: list[Cell] = [None if accuracy is None else accuracy.chance for accuracy in accuracies]
+    if any(chance is not None for chance in chances):
+        metrics.insert(1, TableRow(name='chance', cells=chances))  # below the accuracy
+
+    variants = dict.fromkeys(row.part for row in rows if row.metric == BY_VARIANT and (row.name, row.run) in columns)
+    of_variants = [TableRow(name=variant or BY_VARIANT, cells=cells(BY_VARIANT, variant)) for variant in variants]
+
+    headings = []
+    for perturbation, run in columns:
+        short_name = perturbation.partition('/')[2]
+        heading = short_name if len(run_names) == 1 else f'{short_name} {run}'
+        headings.append(Column(heading, with_error=True, absent=''))
+    return Table(title=dataset, columns=headings, parts=[metrics, of_variants])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedPair:
+    """Two evaluations to compare, and the names under which the page shows them."""
+
+    first: Run
+    second: Run
+    names: tuple[str, str]
+
+    @property
+    def title(self) -> str:
+        """Return the difference in words."""
+        return f'{self.names[1]} {MINUS} {self.names[0]}'
+
+
 def changes_section(runs: Sequence[RunSeries]) -> Section:
     """Return each run compared with the first, or a single run's last evaluation with the one before."""
-    pairs = [(runs[0].name, run.name, runs[0].last, run.last) for run in runs[1:]]
-    title, is_training = 'Comparison', len(runs) == 1 and len(runs[0].evaluations) > 1
+    is_training = len(runs) == 1 and len(runs[0].evaluations) > 1
     if is_training:
         before, last = runs[0].evaluations[-2:]
-        pairs = [(before.name, last.name, before, last)]
         title = f'What changed since {before.name}'
+        pairs = [ComparedPair(first=before, second=last, names=(before.name, last.name))]
+    else:
+        title = 'Comparison'
+        baseline = runs[0]
+        pairs = [
+            ComparedPair(first=baseline.last, second=run.last, names=(baseline.name, run.name)) for run in runs[1:]
+        ]
+
     notes: list[str] = []
-    found: dict[str, Comparison] = {}
-    names: dict[str, tuple[str, str]] = {}
-    for one, other, *compared in pairs:
-        name = f'{other} {MINUS} {one}'
-        names[name] = one, other
+    comparisons: list[Comparison] = []
+    comparable: list[ComparedPair] = []
+    for pair in pairs:
         try:
-            found[name] = compare_runs(*compared)
+            comparisons.append(compare_runs(pair.first, pair.second))
+            comparable.append(pair)
         except RecordError as error:
-            notes.append(f'{name} cannot be compared: {"; ".join(error.problems)}')
+            notes.append(f'{pair.title} cannot be compared: {"; ".join(error.problems)}')
+
     tables: list[Table] = []
-    for name, comparison in zip(found, corrected(list(found.values())), strict=True):
-        table = replace(difference_table(comparison, names=names[name], difference_first=True), title=name)
+    for pair, comparison in zip(comparable, corrected(comparisons), strict=True):
+        table = difference_table(comparison, names=pair.names, difference_first=True)
         tasks, *others = table.parts
         if is_training and len(tasks) > MOST_CHANGED:
             table = replace(table, parts=[tasks[:MOST_CHANGED], *others])
             notes.append(f'The {MOST_CHANGED} of {len(tasks)} tasks that changed most; gauntlet compare shows all.')
-        tables.append(table)
+        tables.append(replace(table, title=pair.title))
     return Section(name='changes', title=title, notes=notes, tables=tables)
 
 
@@ -246,80 +317,175 @@ def evaluations_section(runs: Sequence[RunSeries]) -> Section:
     """Return the cost of each evaluation, and the settings of the last ones."""
     rows: list[TableRow] = []
     for run in runs:
-        for one in run.evaluations:
-            timing, environment = one.record['timing'], one.record.get('environment') or {}
+        for evaluation in run.evaluations:
+            timing = evaluation.record['timing']
+            environment = evaluation.record.get('environment') or {}
             counts = [timing.get(key) for key in ('model_tokens', 'batches', 'reused_items')]
             words = [str(environment.get(key) or '') for key in ('device', 'precision', 'num_ranks')]
-            name = one.name if len(runs) == 1 else f'{run.name} {one.name}'
+            name = evaluation.name if len(runs) == 1 else f'{run.name} {evaluation.name}'
             rows.append(TableRow(name=name, cells=[timing['seconds'], *counts, *words]))
-    columns = [Column('seconds', '{:.1f}'.format)]
-    columns += [Column(name, '{:,}'.format, absent='') for name in ('tokens', 'batches', 'reused items')]
-    columns += [Column(name) for name in ('device', 'precision', 'ranks')]
-    settings = {run.name: {key: run.last.record.get(key) for key in SETTINGS} for run in runs}
+    columns = [
+        Column('seconds', '{:.1f}'.format),
+        Column('tokens', '{:,}'.format, absent=''),
+        Column('batches', '{:,}'.format, absent=''),
+        Column('reused items', '{:,}'.format, absent=''),
+        Column('device'),
+        Column('precision'),
+        Column('ranks'),
+    ]
+
+    texts = {}
+    for run in runs:
+        settings = {key: run.last.record.get(key) for key in SETTINGS}
+        texts[f'Settings of {run.name}'] = json.dumps(settings, indent=2, default=str)
     return Section(
         name='evaluations',
         title='Evaluations and settings',
         tables=[Table(title='Evaluations', columns=columns, parts=[rows])],
-        texts={f'Settings of {name}': json.dumps(one, indent=2, default=str) for name, one in settings.items()},
+        texts=texts,
     )
+
+
+def altair() -> Any:
+    """Return the module of charts, which only a report needs; each of its arguments has dozens of types."""
+    return importlib.import_module('altair')
 
 
 def curves(
     rows: Sequence[ScoreRow], *, baseline: float | None = None, domain: Sequence[float] | None = None
 ) -> dict[str, Any]:
-    """Return a chart of each score over training with its 95 % interval, a line for each run, by name.
+    """Return a chart of each score over training, a line for each run, by name.
 
-    A dashed line is at chance or, for scores without one, at `baseline`. All charts have the same axes: over tokens if
-    they are known, else over batches, and over the values from `domain`, or of all intervals. Losses have their own
-    values, and a line over the batches that a mean is of.
+    All charts have the same axes: over tokens if they are known, else over batches. That of scores is `domain`, or from
+    the lowest to the highest end of their intervals. A dashed line is at chance or, for scores without one, at
+    `baseline`.
     """
-    alt: Any = importlib.import_module('altair')  # each of its arguments has dozens of types
-    known = [row for row in rows if row.value is not None and row.batch is not None]
-    if not known:
+    drawn = [row for row in rows if row.value is not None and row.batch is not None]
+    if not drawn:
         return {}
-    by_token = len({row.token for row in known}) > 1 and all(row.token is not None for row in known)
-    runs = list(dict.fromkeys(visible(row.run) for row in known))
-    data = [
-        {name: getattr(row, name) for name in ('name', 'batch', 'token', 'chance', 'value')}
-        | {'run': visible(row.run)}
-        | {'low': row.value if row.low is None else row.low, 'high': row.value if row.high is None else row.high}
-        for row in known
-    ]
-    scores = [one for one, row in zip(data, known, strict=True) if row.kind != LOSS]
-    ends = [one[key] for one in scores for key in ('low', 'high')] + ([] if baseline is None else [baseline])
-    field, title = ('token', 'training tokens') if by_token else ('batch', 'training batch')
-    places = [one[field] for one in data]
-    for one, row in zip(data, known, strict=True):
-        if row.kind == LOSS and row.num_items is not None:
-            earlier = [other[field] for other in data if other['run'] == one['run'] and other[field] < one[field]]
-            one |= {'begin': max(earlier, default=min(places)), 'batches': row.num_items}
-    axis = alt.Axis(tickCount=4, format='~s' if by_token else ',')
-    scale_of_x = alt.Scale(domain=[min(places), max(places)], nice=False)
 
-    def x_of(name: str) -> Any:
-        return alt.X(f'{name}:Q', title=title, scale=scale_of_x, axis=axis)
-
-    legend = None if len(runs) == 1 else alt.Legend(title=None, orient='top', labelLimit=0)
-    color = alt.Color('run:N', sort=runs, legend=legend)
-    found = {}
-    for name, kind in dict.fromkeys((row.name, row.kind) for row in known):
-        mine = [one for one, row in zip(data, known, strict=True) if (row.name, row.kind) == (name, kind)]
-        numbers = ['value'] if kind == LOSS else ['value', 'low', 'high']
-        counts = ['batches:Q'] if 'batches' in mine[0] else []
-        tooltip = ['run:N', f'{field}:Q', *counts, *(alt.Tooltip(f'{number}:Q', format='.3f') for number in numbers)]
-        base = alt.Chart(alt.InlineData(values=mine)).encode(x=x_of(field), color=color, tooltip=tooltip)
-        scale = alt.Scale(zero=False, nice=True) if kind == LOSS else alt.Scale(domain=domain or [min(ends), max(ends)])
-        y = alt.Y('value:Q', title=None, scale=scale, axis=alt.Axis(tickCount=4))
-        if kind != LOSS:
-            chance = next((one['chance'] for one in mine if one['chance'] is not None), baseline)
-            line = alt.Chart(alt.InlineData(values=[] if chance is None else [{'value': chance, 'mark': 'chance'}]))
-            rule = line.mark_rule(strokeDash=[3, 3]).encode(y='value:Q', tooltip=['mark:N', 'value:Q'])
-            band = base.mark_area(opacity=0.16, clip=True).encode(y=alt.Y('low:Q', title=None), y2='high:Q')
-            layers = [band, rule, base.mark_line(point=True).encode(y=y)]
-        elif all('begin' in one for one in mine):
-            mean_of_batches = base.mark_rule().encode(y=y, x=x_of('begin'), x2=f'{field}:Q')
-            layers = [mean_of_batches, base.mark_point(filled=True).encode(y=y)]
+    axes = shared_axes(drawn, baseline, domain)
+    charts = {}
+    for name, kind in dict.fromkeys((row.name, row.kind) for row in drawn):
+        if kind == LOSS:
+            chart = loss_curve(drawn, axes)
         else:
-            layers = [base.mark_line(point=True).encode(y=y)]
-        found[name] = alt.layer(*layers).properties(height=PANEL_HEIGHT)
-    return found
+            rows_of_score = [row for row in drawn if (row.name, row.kind) == (name, kind)]
+            chart = score_curve(rows_of_score, axes, baseline)
+        charts[name] = chart.properties(height=PANEL_HEIGHT)
+    return charts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """What all charts of a section share, so that they can be compared by eye."""
+
+    progress: str  # the field of a row on the horizontal axis: 'token' or 'batch'
+    progress_title: str
+    progress_axis: Any
+    progress_scale: Any
+    color: Any
+    score_domain: Sequence[float]
+
+    def x(self, field: str) -> Any:
+        """Return the horizontal axis for a field of the data."""
+        return altair().X(f'{field}:Q', title=self.progress_title, scale=self.progress_scale, axis=self.progress_axis)
+
+
+def shared_axes(rows: Sequence[ScoreRow], baseline: float | None, domain: Sequence[float] | None) -> Axes:
+    """Return the axes on which all rows have room."""
+    alt = altair()
+
+    # Batches of different sizes are not comparable, so tokens are used where every row has them.
+    tokens = {row.token for row in rows}
+    by_token = None not in tokens and len(tokens) > 1
+    progress = 'token' if by_token else 'batch'
+    progress_of_rows = [getattr(row, progress) for row in rows]
+
+    run_names = list(dict.fromkeys(visible(row.run) for row in rows))
+    legend = None if len(run_names) == 1 else alt.Legend(title=None, orient='top', labelLimit=0)
+
+    if domain is None:
+        bounds = [bound for row in rows if row.kind != LOSS for bound in interval_of(row)]
+        if baseline is not None:
+            bounds.append(baseline)
+        domain = [min(bounds), max(bounds)] if bounds else []
+    return Axes(
+        progress=progress,
+        progress_title='training tokens' if by_token else 'training batch',
+        progress_axis=alt.Axis(tickCount=4, format='~s' if by_token else ','),
+        progress_scale=alt.Scale(domain=[min(progress_of_rows), max(progress_of_rows)], nice=False),
+        color=alt.Color('run:N', sort=run_names, legend=legend),
+        score_domain=domain,
+    )
+
+
+def interval_of(row: ScoreRow) -> tuple[Any, Any]:
+    """Return the ends of the 95 % interval; a score without one is a point."""
+    low = row.value if row.low is None else row.low
+    high = row.value if row.high is None else row.high
+    return low, high
+
+
+def data_of(row: ScoreRow) -> dict[str, Any]:
+    """Return the fields of a row in the data of a chart."""
+    low, high = interval_of(row)
+    return {
+        'name': row.name,
+        'batch': row.batch,
+        'token': row.token,
+        'chance': row.chance,
+        'value': row.value,
+        'run': visible(row.run),
+        'low': low,
+        'high': high,
+    }
+
+
+def score_curve(rows: Sequence[ScoreRow], axes: Axes, baseline: float | None) -> Any:
+    """Return the chart of a score: a line for each run in a band of its intervals, and a dashed line at chance."""
+    alt = altair()
+    numbers = [alt.Tooltip(f'{name}:Q', format='.3f') for name in ('value', 'low', 'high')]
+    chart = alt.Chart(alt.InlineData(values=list(map(data_of, rows)))).encode(
+        x=axes.x(axes.progress), color=axes.color, tooltip=['run:N', f'{axes.progress}:Q', *numbers]
+    )
+    y = alt.Y('value:Q', title=None, scale=alt.Scale(domain=axes.score_domain), axis=alt.Axis(tickCount=4))
+    line = chart.mark_line(point=True).encode(y=y)
+    band = chart.mark_area(opacity=BAND_OPACITY, clip=True).encode(y=alt.Y('low:Q', title=None), y2='high:Q')
+
+    # All rows of a score have the same chance, but records of 0.1.0 have none.
+    chances = [row.chance for row in rows if row.chance is not None]
+    chance = chances[0] if chances else baseline
+    marked = [] if chance is None else [{'value': chance, 'mark': 'chance'}]
+    rule = (
+        alt.Chart(alt.InlineData(values=marked))
+        .mark_rule(strokeDash=[3, 3])
+        .encode(y='value:Q', tooltip=['mark:N', 'value:Q'])
+    )
+    return alt.layer(band, rule, line)  # the line on top
+
+
+def loss_curve(rows: Sequence[ScoreRow], axes: Axes) -> Any:
+    """Return the chart of the training loss: each mean as a line over its batches, with a point at the evaluation.
+
+    `rows` are those of all charts. A loss has neither chance nor an interval, and a range of its own.
+    """
+    alt = altair()
+    values = []
+    first = min(getattr(row, axes.progress) for row in rows)
+    for row in rows:
+        if row.kind == LOSS:
+            # The batches of a mean begin at the evaluation before, which may have no loss.
+            progress = getattr(row, axes.progress)
+            evaluated = [getattr(other, axes.progress) for other in rows if other.run == row.run]
+            begin = max((earlier for earlier in evaluated if earlier < progress), default=first)
+            values.append({**data_of(row), 'begin': begin, 'batches': row.num_items})
+
+    value = alt.Tooltip('value:Q', format='.3f')
+    chart = alt.Chart(alt.InlineData(values=values)).encode(
+        x=axes.x(axes.progress), color=axes.color, tooltip=['run:N', f'{axes.progress}:Q', 'batches:Q', value]
+    )
+    y = alt.Y('value:Q', title=None, scale=alt.Scale(zero=False, nice=True), axis=alt.Axis(tickCount=4))
+    lines = chart.mark_rule().encode(y=y, x=axes.x('begin'), x2=f'{axes.progress}:Q')
+    points = chart.mark_point(filled=True).encode(y=y)
+    return alt.layer(lines, points)

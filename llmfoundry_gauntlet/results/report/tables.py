@@ -39,14 +39,15 @@ Cell = str | int | float | Measure | ScoreRow | None
 
 def ends_of(cell: Cell) -> tuple[float, float] | None:
     """Return the 95 % interval of a score, `None` if it is unknown or, as for a difference of equal items, empty."""
-    ends: tuple[float | None, float | None] | None = None
+    low: float | None = None
+    high: float | None = None
     if isinstance(cell, Measure):
-        ends = interval(cell)
+        low, high = interval(cell) or (None, None)
     elif isinstance(cell, ScoreRow):
-        ends = cell.low, cell.high
-    if ends is None or ends[0] is None or ends[1] is None or ends[1] - ends[0] < ROUNDING:
+        low, high = cell.low, cell.high
+    if low is None or high is None or high - low < ROUNDING:
         return None
-    return ends[0], ends[1]
+    return low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,11 @@ class Column:
 
     def error(self, cell: Cell) -> str:
         """Return the standard error of a cell, or its interval if that is 0 or unknown; '' if both are unknown."""
-        found = cell.standard_error if isinstance(cell, Measure | ScoreRow) else None
-        if found is not None and (text := self.number(found).removeprefix('+')).strip('0.'):
-            return text
+        standard_error = cell.standard_error if isinstance(cell, Measure | ScoreRow) else None
+        if standard_error is not None:
+            text = self.number(standard_error).removeprefix('+')
+            if text.strip('0.'):  # not 0 once it is rounded
+                return text
         ends = ends_of(cell)
         return '' if ends is None else f'[{ends[0]:.2f}, {ends[1]:.2f}]'
 
@@ -128,10 +131,24 @@ class Table:
     @property
     def footer(self) -> list[str]:
         """Return the lines below the table: the legend, with that of errors if intervals are shown, notes, warnings."""
-        errors = [column.error(cell) for row in self.rows for column, cell in self.pairs(row) if column.with_error]
-        legend = [self.legend, ERRORS if any(text.startswith('[') for text in errors) else '']
-        warnings = [f'warning: {warning}' for warning in self.warnings]
-        return [*filter(None, ['; '.join(filter(None, legend))]), *self.notes, *warnings]
+        lines = []
+        legends = [self.legend] if self.legend else []
+        if self.shows_intervals:
+            legends.append(ERRORS)
+        if legends:
+            lines.append('; '.join(legends))
+        lines += self.notes
+        lines += [f'warning: {warning}' for warning in self.warnings]
+        return lines
+
+    @property
+    def shows_intervals(self) -> bool:
+        """Return whether an interval is shown in place of an error."""
+        for row in self.rows:
+            for column, cell in self.pairs(row):
+                if column.with_error and column.error(cell).startswith('['):
+                    return True
+        return False
 
     def pairs(self, row: TableRow) -> list[tuple[Column, Cell]]:
         """Return the cells of a row with their columns."""
@@ -139,16 +156,22 @@ class Table:
 
     def texts(self, row: TableRow) -> list[str]:
         """Return the cells of a row as texts, errors in cells of their own."""
-        return [
-            text.strip()
-            for column, cell in self.pairs(row)
-            for text in (column.text(cell), *([column.error(cell)] if column.with_error else []))
-        ]
+        texts = []
+        for column, cell in self.pairs(row):
+            texts.append(column.text(cell).strip())
+            if column.with_error:
+                texts.append(column.error(cell).strip())
+        return texts
 
     @property
     def header(self) -> list[str]:
         """Return the names of the columns, including those of errors."""
-        return [name for one in self.columns for name in (one.name, *(['error'] if one.with_error else []))]
+        names = []
+        for column in self.columns:
+            names.append(column.name)
+            if column.with_error:
+                names.append('error')
+        return names
 
 
 def print_tables(form: str, tables: Sequence[Table], rows: Sequence[Mapping[str, Any]], content: Any = None) -> None:
@@ -165,8 +188,9 @@ def print_tables(form: str, tables: Sequence[Table], rows: Sequence[Mapping[str,
         writer.writeheader()
         writer.writerows(rows)
     else:
-        for place, table in enumerate(tables):
-            sys.stdout.write('\n' if place else '')
+        for index, table in enumerate(tables):
+            if index > 0:
+                print()
             if form == 'markdown':
                 sys.stdout.write(as_markdown(table))
             else:
@@ -182,21 +206,24 @@ def print_table(table: Table) -> None:
     Names are shortened to fit; if numbers need more room, the table is wider.
     """
     header = [shorten_middle(name, HEADER_LENGTH) for name in table.header]
-    parts = [[(row, table.texts(row)) for row in part] for part in table.parts if part]
-    rows = [texts for part in parts for _, texts in part]
+    rows = [table.texts(row) for row in table.rows]
     widths = [max(map(cell_len, cells)) for cells in zip(header, *rows, strict=True)]
-    numbers = sum(width + GAP for width in widths)
-    longest = max((len(row.full_name) for row in table.rows), default=0)
-    room = min(longest, max(NAME_LENGTH, Console().width - numbers))
-    console = Console(width=max(Console().width, room + numbers))
+
+    # Numbers are never shortened. Names have the room that they leave, but at least NAME_LENGTH.
+    width_of_numbers = sum(width + GAP for width in widths)
+    longest_name = max((len(row.full_name) for row in table.rows), default=0)
+    width_of_terminal = Console().width
+    width_of_names = min(longest_name, max(NAME_LENGTH, width_of_terminal - width_of_numbers))
+    console = Console(width=max(width_of_terminal, width_of_names + width_of_numbers))
+
     shown = RichTable(box=HORIZONTALS, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
-    shown.add_column(escape(table.name), no_wrap=True, width=room)
+    shown.add_column(escape(table.name), no_wrap=True, width=width_of_names)
     for name, width in zip(header, widths, strict=True):
         shown.add_column(escape(name), justify='right', no_wrap=True, width=width)
-    for part in parts:
-        for row, texts in part:
-            name = escape(shorten_middle(row.full_name, room))
-            shown.add_row(f'[bold]{name}[/bold]' if row.is_bold else name, *map(escape, texts))
+    for part in filter(None, table.parts):
+        for row in part:
+            name = escape(shorten_middle(row.full_name, width_of_names))
+            shown.add_row(f'[bold]{name}[/bold]' if row.is_bold else name, *map(escape, table.texts(row)))
         shown.add_section()
     console.print(table.title, style='bold', highlight=False, markup=False)
     console.print(shown)
@@ -206,34 +233,35 @@ def print_table(table: Table) -> None:
 
 def as_markdown(table: Table) -> str:
     """Return a table in Markdown below its title."""
-    header = [table.name, *table.header]
     rows = []
     for row in table.rows:
         name = f'**{without_markdown(row.name)}**' if row.is_bold else without_markdown(row.full_name.strip())
-        rows.append([name, *table.texts(row)])
-    cells = [[cell if place == 0 else cell.replace('*', r'\*') for place, cell in enumerate(row)] for row in rows]
-    align = ['left', *['right'] * (len(header) - 1)]
-    headings = [without_markdown(name) for name in header]
-    text = tabulate(cells, headings, tablefmt='pipe', colalign=align if rows else None, disable_numparse=True)
+        numbers = [text.replace('*', r'\*') for text in table.texts(row)]  # with the stars of clear differences
+        rows.append([name, *numbers])
+    headings = [without_markdown(name) for name in [table.name, *table.header]]
+    align = ['left', *['right'] * len(table.header)]
+    text = tabulate(rows, headings, tablefmt='pipe', colalign=align if rows else None, disable_numparse=True)
+
     title = without_markdown(table.title)
     lines = ''.join(f'- {without_markdown(line)}\n' for line in table.footer)
-    return f'{title}\n\n{text}\n' + (f'\n{lines}' if lines else '')
+    footer = f'\n{lines}' if lines else ''
+    return f'{title}\n\n{text}\n{footer}'
 
 
 def without_markdown(text: str) -> str:
     """Return a text as one line without Markdown markup."""
-    return SPECIAL.sub(lambda found: f'\\{found[0]}', ' '.join(text.split()))
+    return SPECIAL.sub(lambda character: f'\\{character[0]}', ' '.join(text.split()))
 
 
 def visible(text: str) -> str:
     """Return the text with unprintable characters as escapes, such as \\u2028."""
-    return UNPRINTABLE.sub(lambda found: found[0].encode('unicode_escape').decode('ascii'), text)
+    return UNPRINTABLE.sub(lambda character: character[0].encode('unicode_escape').decode('ascii'), text)
 
 
 def shorten_middle(text: str, length: int) -> str:
     """Return the text, its middle omitted if it has more than `length` characters; the shots of a task stay."""
     if len(text) <= length:
         return text
-    shots = len(text) - text.rfind('/') if '/' in text else 0
-    tail = shots if length // 3 < shots <= length // 2 else length // 3
+    num_shots_part = len(text) - text.rfind('/') if '/' in text else 0  # characters of '/10-shot'
+    tail = num_shots_part if length // 3 < num_shots_part <= length // 2 else length // 3
     return f'{text[: length - tail - 1]}{ELLIPSIS}{text[-tail:]}'
