@@ -21,7 +21,7 @@ hypothesis.settings.load_profile('busy machines')
 # Modules that take more than about three seconds: `make test-all` runs them.
 SLOW_BY_PREFIX = {
     'composer/test_': 'dry_run',
-    'data/test_': 'checks published real_files score_rows_reading stores',
+    'data/test_': 'published real_files score_rows_reading stores',
     'engine/test_': (
         'balance cuda generate generate_models logits model plan probe probe_generation rotary tree_attention'
     ),

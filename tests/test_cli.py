@@ -202,7 +202,7 @@ LONG, LONG_PATH = 'x' * 300, 'x' * 5000
         ('compare', LONG_PATH, LONG_PATH),
         ('explain', 'copa', '--model', LONG_PATH),
         ('data', 'fetch', '--to', LONG_PATH),
-        ('data', 'check', '--data-root', LONG_PATH),
+        ('data', 'fetch', '--from', LONG_PATH, '--to', 'data'),
     ],
     ids=lambda words: ' '.join(word[:20] for word in map(str, words)),
 )

@@ -92,10 +92,11 @@ def test_repeated_choices_are_one_warning_with_their_number(write_jsonl, tmp_pat
     write_jsonl('rows.jsonl', rows)
     (found,) = data_of(tmp_path, task_of(num_fewshot=[0, 1])).warnings
     assert 'mc: 6 of 9 rows have a choice twice, 3 of them the right one' in found
+    assert 'gauntlet explain mc --row 0' in found
 
 
 def test_repeated_choices_of_a_published_file_are_no_warning_of_a_run(write_jsonl, tmp_path, monkeypatch):
-    """`gauntlet data check` lists them, and so does docs/tasks.md."""
+    """docs/tasks.md lists them."""
     path = write_jsonl('rows.jsonl', [{'query': f'{i}?', 'choices': ['yes', 'no', 'no'], 'gold': 0} for i in range(9)])
     (first, *others) = read_manifest()
     known = replace(first, converter=None, git_blob=None, sha256=hashlib.sha256(path.read_bytes()).hexdigest())

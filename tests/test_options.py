@@ -135,10 +135,9 @@ WRONG = [  # a command, and a fact of each line of its message
     ('data ls --urls --json --data-root data', '--json: ', '--data-root: '),
     ('data fetch squad', '--to'),
     ('data fetch --to d --offline --retries 1 --overwrite', '--retries: ', '--overwrite: '),
-    ('data import', 'FOLDER', '--to'),
-    ('data check --solutions --score s.yaml --against a', '--score: ', '--against: '),
-    ('data check --sandbox auto', '--sandbox: '),
-    ('data check --solutions --sandbox bad --data-root DATA', 'sandbox: '),
+    ('data fetch --from FOLDER', '--to'),
+    ('data fetch --to d --from FOLDER --retries 1', '--retries: '),
+    ('data fetch --to d --from FOLDER --offline', '--from: '),
     # watch
     ('watch c', 'nothing to evaluate', '--out'),
     ('watch c --train-yaml t.yaml --limit 3 --semantics corrected', '--semantics: ', '--subset-items: '),

@@ -1,4 +1,4 @@
-"""The published data files: the manifest, and downloading, importing and verifying them.
+"""The published data files: the manifest, their state in a data root, and downloading or copying them.
 
 Only verified files are written to a data root.
 """
@@ -34,8 +34,9 @@ COLUMNS = {  # of the published parquet files that are converted
     MATH: ['problem', 'level', 'type', 'solution'],
 }
 NO_OPTION = 'N/A'  # pads the options to ten in early revisions of MMLU-Pro
-RIGHT, NO_HASH, OTHER, MISSING = 'right', 'no hash', 'other bytes', 'missing'
-FETCHED, IMPORTED, THERE, FAILED = 'fetched', 'imported', 'there already', 'failed'
+# States of a file compared with the manifest, beside PUBLISHED and SAMPLE, and results of fetching it.
+NO_HASH, OTHER, MISSING = 'no hash', 'other bytes', 'missing'
+FETCHED, COPIED, THERE, FAILED = 'fetched', 'copied', 'there already', 'failed'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +162,11 @@ class FileState:
 
 
 def compare_with_manifest(content: bytes, file: DataFile, place: str) -> FileState:
-    """Compare content with the manifest: RIGHT, OTHER, or NO_HASH if only the number of rows can be compared."""
+    """Compare content with the manifest: PUBLISHED, OTHER, or NO_HASH if only the number of rows can be compared."""
     state = partial(FileState, file=file, place=place)
     if file.converter is None and (file.sha256 or file.git_blob):
         problem = file.difference(content)
-        return state(status=OTHER, detail=problem) if problem else state(status=RIGHT)
+        return state(status=OTHER, detail=problem) if problem else state(status=PUBLISHED)
     num_rows = sum(1 for line in content.split(b'\n') if line.strip())
     if num_rows != file.num_rows:
         return state(status=OTHER, detail=f'{num_rows:,} rows; expected {file.num_rows:,}')
@@ -173,7 +174,7 @@ def compare_with_manifest(content: bytes, file: DataFile, place: str) -> FileSta
 
 
 def find(file: DataFile, places: Sequence[str]) -> tuple[FileState, bytes]:
-    """Return the state of a file at the first of these paths or URLs that is RIGHT or NO_HASH, and its content.
+    """Return the state of a file at the first of these paths or URLs that is PUBLISHED or NO_HASH, and its content.
 
     If none is, return the state at the first. Published parquet files are converted.
     """
@@ -198,6 +199,18 @@ def look(file: DataFile, data_root: Path) -> FileState:
     """Return the state of a file in a data root."""
     path = str(data_root / file.path)
     return find(file, [path] if os.path.exists(path) else [])[0]
+
+
+def look_for_sample(file: DataFile, data_root: Path) -> FileState:
+    """Return the state of a file in a data root; SAMPLE if it is the package's sample data."""
+    state = look(file, data_root)
+    if state.status != OTHER:
+        return state
+    try:
+        is_sample = origin_of_file(data_root / file.path) == SAMPLE
+    except OSError:  # the state has the reason
+        return state
+    return FileState(file=file, status=SAMPLE, place=state.place) if is_sample else state
 
 
 def list_copies(files: Sequence[DataFile], url: str) -> Mapping[str, Sequence[str]]:
@@ -236,12 +249,12 @@ def fetch_file(file: DataFile, data_root: Path, *, overwrite: bool = False, num_
     return put(file, data_root, FETCHED, partial(download_file, file, num_retries), overwrite=overwrite)
 
 
-def import_file(file: DataFile, places: Sequence[str], data_root: Path, *, overwrite: bool = False) -> FileState:
+def copy_file(file: DataFile, places: Sequence[str], data_root: Path, *, overwrite: bool = False) -> FileState:
     """Copy a file from one of these paths or URLs into a data root unless it is there; convert published parquet files.
 
-    Return IMPORTED, THERE, MISSING or FAILED. Raise RecordError.
+    Return COPIED, THERE, MISSING or FAILED. Raise RecordError.
     """
-    return put(file, data_root, IMPORTED, partial(find, file, places), overwrite=overwrite)
+    return put(file, data_root, COPIED, partial(find, file, places), overwrite=overwrite)
 
 
 def put(
@@ -249,7 +262,7 @@ def put(
 ) -> FileState:
     """Write the content that `get` returns into a data root and return `status`, unless the file is there."""
     there = look(file, data_root)
-    if there.status in (RIGHT, NO_HASH):
+    if there.status in (PUBLISHED, NO_HASH):
         return replace(there, status=THERE, detail='')
     if there.status == OTHER and not overwrite:
         return replace(there, status=FAILED, detail=f'{there.detail}; --overwrite replaces it')

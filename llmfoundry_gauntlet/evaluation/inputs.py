@@ -276,7 +276,7 @@ def origin_warnings(origins: Mapping[str, str], data_root: str) -> list[str]:
     parts = []
     for origin, what, advice in (
         (SAMPLE, 'sample data, not the benchmark', 'gauntlet data fetch --to data downloads the published data'),
-        (UNOFFICIAL, 'not known to be the published data', f'gauntlet data verify {data_root} compares the files'),
+        (UNOFFICIAL, 'not known to be the published data', f'gauntlet data ls --data-root {data_root} compares them'),
     ):
         tasks = [task for task, found in origins.items() if found == origin]
         if tasks:
@@ -326,12 +326,13 @@ def own_questions(task: Task, rows: Sequence[Example], asked: Sequence[Example])
 
 def repeated_choices(task: MultipleChoiceTask, rows: Sequence[Example]) -> Iterator[str]:
     """Yield a warning if rows have duplicate choices; of two equal correct ones only one counts as correct."""
-    repeated = [row.content for row in rows if len(set(row.content.choices)) < len(row.content.choices)]
+    repeated = [row for row in rows if len(set(row.content.choices)) < len(row.content.choices)]
     if repeated:
-        right = sum(row.choices.count(row.choices[row.gold]) > 1 for row in repeated)
+        contents = [row.content for row in repeated]
+        num_right = sum(content.choices.count(content.choices[content.gold]) > 1 for content in contents)
         yield (
-            f'{task.label}: {len(repeated)} of {plural(len(rows), "row")} have a choice twice, {right} of them the '
-            'right one; gauntlet data check lists them'
+            f'{task.label}: {len(repeated)} of {plural(len(rows), "row")} have a choice twice, {num_right} of them the '
+            f'right one; gauntlet explain {task.label} --row {repeated[0].row} shows the first'
         )
 
 

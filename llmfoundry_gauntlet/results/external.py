@@ -1,11 +1,11 @@
-"""Score external answers (from a server, an API or canonical solutions) with the scorers used for our own outputs."""
+"""Score external answers, from a server or an API, with the scorers used for our own outputs."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -241,36 +241,6 @@ def items_in_row_order(data: EvaluationData, key: str) -> list[Item]:
         (item for item, _ in untokenized_items(task, data.examples[key], data.asked(key))),
         key=lambda item: (places[task.item_key(item.example)], item.key.sample),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedSolutions:
-    """Results of a code task's canonical solutions: their number, reasons for failures by row, and seconds."""
-
-    task: str
-    num_solutions: int
-    failures: Mapping[int, str]
-    seconds: float
-
-
-def check_solutions(data: EvaluationData) -> list[CheckedSolutions]:
-    """Run and score the canonical solutions of every code task as if a model had generated them."""
-    data = with_programs(data)
-    checked = []
-    for key, task in data.tasks.items():
-        if not task.runs_programs or data.sandbox is None:
-            continue
-        started = time.perf_counter()
-        running = {}
-        for example in data.examples[key]:
-            (text,) = task.responses(example.content)
-            output = Generation(key=ItemKey(key, example.row), text=text)
-            running[example.row] = workers().submit(task.score_program, output, example.content, data.sandbox)
-        results = {row: program.result() for row, program in running.items()}
-        failures = {row: result.reason or '' for row, result in results.items() if result.value != 1}
-        seconds = time.perf_counter() - started
-        checked.append(CheckedSolutions(task=key, num_solutions=len(results), failures=failures, seconds=seconds))
-    return checked
 
 
 def score_answer(

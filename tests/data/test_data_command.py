@@ -1,8 +1,9 @@
-"""`gauntlet data ls / fetch / import / verify` with small manifests, and with the real files."""
+"""`gauntlet data ls` and `fetch` with small manifests, and with the real files."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -57,81 +58,120 @@ def statuses(out: str) -> dict[str, str]:
 
 @pytest.mark.usefixtures('small_manifest')
 @pytest.mark.parametrize('folder', ['', 'scripts/eval/local_data/', 'x/y/', 'commonsense_reasoning/'])
-def test_files_are_imported_from_anywhere_below_a_folder(gauntlet: Gauntlet, tmp_path: Path, folder: str):
+def test_files_are_copied_from_anywhere_below_a_folder(gauntlet: Gauntlet, tmp_path: Path, folder: str):
     source, to = tmp_path / 'from', tmp_path / 'to'
     write(source / f'{folder}{COPA}', ROWS[COPA])
     write(source / f'{folder}boolq.jsonl', ROWS[BOOLQ])
     write(source / f'{folder}algebra.jsonl', ALGEBRA_LINES)
     write(source / 'a' / 'copa.jsonl', b'other bytes, and further up')
     write(source / '.git' / 'copa.jsonl', b'hidden')
-    status, out, err = gauntlet('data', 'import', source, '--to', to)
-    assert (status, err) == (0, '') and out.splitlines()[-1] == '3 files: 3 imported'
+
+    status, out, err = gauntlet('data', 'fetch', '--from', source, '--to', to)
+
+    assert (status, err) == (0, '') and out.splitlines()[-1] == '3 files: 3 copied'
     assert files_in(to) == {**ROWS, f'{MATH}algebra.jsonl': ALGEBRA_LINES}
-    assert gauntlet('data', 'import', source, '--to', to)[1].splitlines()[-1] == '3 files: 3 there already'
-    status, out, _ = gauntlet('data', 'verify', to)
-    assert status == 0 and statuses(out) == {'copa': 'right', 'boolq': 'right', 'algebra': 'no hash'}
-    there = write(to / COPA, b'mine\n')
-    status, _, err = gauntlet('data', 'import', source, '--to', to)
-    assert status == 1 and f'{there}: ' in err and '--overwrite' in err and there.read_bytes() == b'mine\n'
-    assert gauntlet('data', 'import', source, '--to', to, '--overwrite')[0] == 0 and files_in(to)[COPA] == ROWS[COPA]
+    again = gauntlet('data', 'fetch', '--from', source, '--to', to)
+    assert again[1].splitlines()[-1] == '3 files: 3 there already'
 
 
 @pytest.mark.usefixtures('small_manifest')
-def test_files_are_imported_and_verified_from_an_s3_bucket(gauntlet: Gauntlet, tmp_path: Path, s3_server: S3Server):
+def test_a_copy_replaces_other_bytes_only_if_asked(gauntlet: Gauntlet, tmp_path: Path):
+    source, to = tmp_path / 'from', tmp_path / 'to'
+    write(source / COPA, ROWS[COPA])
+    mine = write(to / COPA, b'mine\n')
+
+    status, _, err = gauntlet('data', 'fetch', 'copa', '--from', source, '--to', to)
+    assert status == 1 and f'{mine}: ' in err and '--overwrite' in err and mine.read_bytes() == b'mine\n'
+
+    assert gauntlet('data', 'fetch', 'copa', '--from', source, '--to', to, '--overwrite')[0] == 0
+    assert mine.read_bytes() == ROWS[COPA]
+
+
+@pytest.mark.usefixtures('small_manifest')
+def test_files_are_copied_from_an_s3_bucket(gauntlet: Gauntlet, tmp_path: Path, s3_server: S3Server):
     pytest.importorskip('s3fs')
     for name, content in (('copa.jsonl', ROWS[COPA]), ('boolq.jsonl', b'{}\n')):
         s3_server.client.put_object(Bucket=s3_server.bucket, Key=f'deep/{name}', Body=content)
     for folder in (f's3://{s3_server.bucket}', s3_server.uri('deep/')):
-        status, out, err = gauntlet('data', 'import', folder, '--to', tmp_path, '--overwrite')
-        assert status == 1 and statuses(out)['boolq'] == 'failed' and s3_server.uri('deep/boolq.jsonl: ') in err
+        status, out, err = gauntlet('data', 'fetch', '--from', folder, '--to', tmp_path, '--overwrite')
+        assert status == 1 and s3_server.uri('deep/boolq.jsonl: ') in err
+        assert statuses(out)['boolq'] == 'failed' and statuses(out)['algebra'] == 'missing'
         assert files_in(tmp_path) == {COPA: ROWS[COPA]}
-        status, out, _ = gauntlet('data', 'verify', folder)
-        assert status == 1 and statuses(out) == {'copa': 'right', 'boolq': 'other bytes', 'algebra': 'missing'}
-    status, _, err = gauntlet('data', 'import', s3_server.uri('elsewhere'), '--to', tmp_path)
+    status, _, err = gauntlet('data', 'fetch', '--from', s3_server.uri('elsewhere'), '--to', tmp_path)
     assert status == 2 and s3_server.uri('elsewhere') in err
 
 
 @pytest.mark.usefixtures('small_manifest')
-def test_a_published_parquet_file_is_imported_as_json_lines(gauntlet: Gauntlet, tmp_path: Path):
+def test_a_published_parquet_file_is_copied_as_json_lines(gauntlet: Gauntlet, tmp_path: Path):
     write(tmp_path / 'from' / 'hub' / 'algebra' / 'test-00000-of-00001.parquet', parquet_of(PROBLEMS))
     write(tmp_path / 'from' / 'hub' / 'geometry' / 'test-00000-of-00001.parquet', b'another subject')
-    assert gauntlet('data', 'import', tmp_path / 'from', '--to', tmp_path / 'to', 'score_math')[0] == 0
+    assert gauntlet('data', 'fetch', '--from', tmp_path / 'from', '--to', tmp_path / 'to', 'score_math')[0] == 0
     assert files_in(tmp_path / 'to') == {f'{MATH}algebra.jsonl': ALGEBRA_LINES}
 
 
 @pytest.mark.usefixtures('small_manifest')
-@pytest.mark.parametrize('command', ['import', 'verify'])
-def test_missing_or_empty_folders_and_unknown_names_are_user_errors(gauntlet: Gauntlet, tmp_path: Path, command: str):
-    to = ('--to', tmp_path / 'to') if command == 'import' else ()
+def test_missing_or_empty_folders_and_unknown_names_are_user_errors(gauntlet: Gauntlet, tmp_path: Path):
     file = write(tmp_path / 'from' / 'copa.jsonl', ROWS[COPA])
-    assert gauntlet('data', command, tmp_path / 'none', *to)[0] == 2
-    assert gauntlet('data', command, file, *to)[0] == 2
-    status, _, err = gauntlet('data', command, tmp_path / 'from', *to, 'cpa', 'nothing')
-    assert status == 2 and "did you mean 'copa'" in err and 'nothing: ' in err
     (tmp_path / 'empty').mkdir()
-    status, _, err = gauntlet('data', command, tmp_path / 'empty', *to)
-    assert status == (2 if command == 'import' else 0) and ('copa.jsonl' in err) == (command == 'import')
+
+    def fetch(source: Path, *names: str) -> tuple[int, str]:
+        status, _, err = gauntlet('data', 'fetch', *names, '--from', source, '--to', tmp_path / 'to')
+        return status, err
+
+    assert fetch(tmp_path / 'none')[0] == 2
+    assert fetch(file)[0] == 2
+    status, err = fetch(tmp_path / 'from', 'cpa', 'nothing')
+    assert status == 2 and "did you mean 'copa'" in err and 'nothing: ' in err
+    status, err = fetch(tmp_path / 'empty')
+    assert status == 2 and 'copa.jsonl' in err
     assert not (tmp_path / 'to').exists()
 
 
 @pytest.mark.usefixtures('small_manifest')
-def test_verify_reports_right_other_and_missing_files_as_json(gauntlet: Gauntlet, tmp_path: Path):
+def test_copies_need_no_network(gauntlet: Gauntlet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    write(tmp_path / 'from' / COPA, ROWS[COPA])
+    assert gauntlet('data', 'fetch', 'copa', '--from', tmp_path / 'from', '--to', tmp_path / 'to')[0] == 0
+    assert files_in(tmp_path / 'to') == {COPA: ROWS[COPA]}
+
+
+@pytest.mark.usefixtures('small_manifest')
+def test_ls_compares_files_with_the_published_ones(gauntlet: Gauntlet, tmp_path: Path):
     write(tmp_path / COPA, ROWS[COPA])
-    write(tmp_path / BOOLQ, ROWS[BOOLQ].replace(b'\n', b'\r\n'))
-    status, out, _ = gauntlet('data', 'verify', tmp_path, '--json')
-    found = {file['task']: file for file in json.loads(out)['files']}
+    boolq = write(tmp_path / BOOLQ, ROWS[BOOLQ].replace(b'\n', b'\r\n'))
+
+    status, out, _ = gauntlet('data', 'ls', '--data-root', tmp_path, '--json')
+
+    listed = {file['task']: file for file in json.loads(out)}
     assert status == 1
-    assert {task: file['status'] for task, file in found.items()} == {
-        'copa': 'right',
+    assert {task: file['status'] for task, file in listed.items()} == {
+        'copa': 'published',
         'boolq': 'other bytes',
         'score_math': 'missing',
     }
-    assert found['boolq']['found'] == str(tmp_path / BOOLQ) and found['score_math']['found'] is None
-    assert gauntlet('data', 'verify', tmp_path, 'copa', 'score_math')[0] == 0
-    write(tmp_path / f'{MATH}algebra.jsonl', ALGEBRA_LINES[:-5])
-    assert gauntlet('data', 'verify', tmp_path, 'score_math')[0] == 0  # an unfinished last row is still a row
-    write(tmp_path / f'{MATH}algebra.jsonl', ALGEBRA_LINES + b'{}\n')
-    assert gauntlet('data', 'verify', tmp_path, 'score_math')[0] == 1
+    expected = sha256(ROWS[BOOLQ]).hexdigest()
+    assert expected in listed['boolq']['detail'] and listed['copa']['detail'] is None
+    status, out, _ = gauntlet('data', 'ls', '--data-root', tmp_path)
+    assert status == 1 and out.splitlines()[-1].startswith(f'{boolq}: sha256 is ') and expected in out
+    assert gauntlet('data', 'ls', 'copa', 'score_math', '--data-root', tmp_path)[0] == 0
+
+
+@pytest.mark.usefixtures('small_manifest')
+@pytest.mark.parametrize(
+    ('content', 'status'),
+    [
+        (ALGEBRA_LINES, 'no hash'),
+        (ALGEBRA_LINES[:-5], 'no hash'),  # an unfinished last row is still a row
+        (ALGEBRA_LINES + b'{}\n', 'other bytes'),
+    ],
+)
+def test_ls_compares_the_number_of_rows_where_no_hash_is_known(
+    gauntlet: Gauntlet, tmp_path: Path, content: bytes, status: str
+):
+    write(tmp_path / f'{MATH}algebra.jsonl', content)
+    exit_status, out, _ = gauntlet('data', 'ls', 'score_math', '--data-root', tmp_path, '--json')
+    (file,) = json.loads(out)
+    assert (file['status'], exit_status) == (status, int(status == 'other bytes'))
 
 
 def test_fetch_prints_a_line_per_file_and_failures_last(gauntlet: Gauntlet, tmp_path: Path, monkeypatch):
@@ -167,17 +207,31 @@ def test_offline_lists_missing_files_with_their_urls(gauntlet: Gauntlet, tmp_pat
         assert variable in out
 
 
-def test_ls_says_where_each_file_comes_from(gauntlet: Gauntlet, tmp_path: Path):
+def test_ls_knows_the_sample_data_wherever_it_lies(gauntlet: Gauntlet, tmp_path: Path):
     write(tmp_path / COPA, b'x' * 14627)
     write(tmp_path / BOOLQ, (ROOT / 'eval_data' / BOOLQ).read_bytes())
+
     status, out, _ = gauntlet('data', 'ls', '--data-root', tmp_path, '--json')
-    there = {file['task']: file['there'] for file in json.loads(out)}
-    assert status == 0
-    assert (there.pop('copa'), there.pop('boolq'), {*there.values()}) == ('unofficial', 'sample', {'not there'})
-    status, out, _ = gauntlet('data', 'ls', 'copa', 'bbq', '--data-root', tmp_path)
+
+    states = {file['task']: file['status'] for file in json.loads(out)}
+    assert status == 1
+    assert (states.pop('copa'), states.pop('boolq'), {*states.values()}) == ('other bytes', 'sample', {'missing'})
+    status, out, _ = gauntlet('data', 'ls', '--data-root', ROOT / 'eval_data', '--json')
+    assert status == 0 and {file['status'] for file in json.loads(out)} == {'sample'}
+
+
+def test_ls_prints_a_row_for_each_file(gauntlet: Gauntlet, tmp_path: Path):
+    write(tmp_path / COPA, b'x' * 14627)
+    _, out, _ = gauntlet('data', 'ls', 'copa', 'bbq', '--data-root', tmp_path)
     rows = [line.split() for line in out.splitlines()]
-    assert [COPA, 'copa', 'unofficial', '100', '14,627', 'BSD-2-Clause', 'mosaicml/llm-foundry'] in rows
-    assert rows[-1] == ['2', 'files,', '58,592', 'rows']
+    assert [COPA, 'copa', 'other', 'bytes', '100', '14,627', 'BSD-2-Clause', 'mosaicml/llm-foundry'] in rows
+    assert ['2', 'files,', '58,592', 'rows'] in rows
+
+
+def test_ls_names_a_file_that_cannot_be_read(gauntlet: Gauntlet, tmp_path: Path):
+    (tmp_path / COPA).mkdir(parents=True)
+    status, out, _ = gauntlet('data', 'ls', 'copa', '--data-root', tmp_path)
+    assert status == 1 and f'{tmp_path / COPA}: ' in out.splitlines()[-1]
 
 
 def test_ls_prints_only_urls(gauntlet: Gauntlet):
@@ -190,14 +244,16 @@ def test_ls_prints_only_urls(gauntlet: Gauntlet):
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason='the real evaluation files (../shared/data) are not here')
-def test_all_real_files_verify_except_two_reconstructions(gauntlet: Gauntlet, tmp_path: Path):
-    status, out, _ = gauntlet('data', 'import', SHARED_DATA, '--to', tmp_path)
-    assert status == 1 and out.splitlines()[-1] == '72 files: 61 imported, 9 missing, 2 failed'
+def test_all_real_files_are_the_published_ones_except_two_reconstructions(gauntlet: Gauntlet, tmp_path: Path):
+    status, out, _ = gauntlet('data', 'fetch', '--from', SHARED_DATA, '--to', tmp_path)
+    assert status == 1 and out.splitlines()[-1] == '72 files: 61 copied, 9 missing, 2 failed'
     found = statuses(out)
     assert {stem for stem, state in found.items() if state == 'failed'} == {'mmlu', 'hellaswag'}
 
     copies = files_in(tmp_path)
     assert len(copies) == 61
     assert all(file.num_rows == copies[file.path].count(b'\n') for file in read_manifest() if file.path in copies)
-    status, out, _ = gauntlet('data', 'verify', tmp_path)
-    assert status == 0 and out.splitlines()[-1] == '72 files: 53 right, 11 missing, 8 no hash'
+    status, out, _ = gauntlet('data', 'ls', '--data-root', tmp_path, '--json')
+    assert status == 0
+    states = Counter(file['status'] for file in json.loads(out))
+    assert states == {'published': 53, 'missing': 11, 'no hash': 8}

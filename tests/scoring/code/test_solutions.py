@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from paths import ROOT
 from programs import CPP, JAVASCRIPT, PYTHON, need, sandbox
 
 from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.evaluation.inputs import load_data
-from llmfoundry_gauntlet.results.external import CheckedSolutions, check_solutions
+from llmfoundry_gauntlet.evaluation.inputs import load_data, with_programs
+from llmfoundry_gauntlet.scoring.code.execution import workers
+from llmfoundry_gauntlet.types import Generation, ItemKey
 
 FILES = {
     'human_eval': 'human_eval.jsonl',
@@ -44,16 +46,34 @@ PAIRS = {
 }
 
 
-def check(label: str, data_root: Path, **keys) -> CheckedSolutions:
+@dataclass(frozen=True)
+class Checked:
+    """The number of a task's canonical solutions, and the reasons for failures by row."""
+
+    num_solutions: int
+    failures: dict[int, str]
+
+
+def check(label: str, data_root: Path, **keys) -> Checked:
+    """Run and score the canonical solutions of a task as if a model had generated them."""
     sandbox()
     need({'human_eval_cpp': CPP, 'human_eval_js': JAVASCRIPT}.get(label, PYTHON))
     task = {'label': label, 'dataset_uri': f'programming/{FILES[label]}', 'num_fewshot': [0], **keys}
     settings = {'tasks': [{**task, 'icl_task_type': 'code_evaluation'}], 'data_root': str(data_root)}
-    (checked,) = check_solutions(load_data(decode_settings(settings)))
-    return checked
+    data = with_programs(load_data(decode_settings(settings)))
+    ((key, task),) = data.tasks.items()
+
+    programs = {}
+    for example in data.examples[key]:
+        (solution,) = task.responses(example.content)
+        output = Generation(key=ItemKey(key, example.row), text=solution)
+        programs[example.row] = workers().submit(task.score_program, output, example.content, data.sandbox)
+    scores = {row: program.result() for row, program in programs.items()}
+    failures = {row: score.reason or '' for row, score in scores.items() if score.value != 1}
+    return Checked(num_solutions=len(scores), failures=failures)
 
 
-def failing(checked: CheckedSolutions, data_root: Path, label: str) -> tuple[int, ...]:
+def failing(checked: Checked, data_root: Path, label: str) -> tuple[int, ...]:
     """Return the numbers of the problems that fail."""
     lines = (data_root / 'programming' / FILES[label]).read_text(encoding='utf-8').splitlines()
     return tuple(sorted(int(json.loads(lines[row])['task_id'].split('/')[1]) for row in checked.failures))
