@@ -29,9 +29,21 @@ ERROR, SKIP = 'error', 'skip'
 LOGGED = ACCURACY, ERRORS, COMPOSITES, SCORE, METRICS = 'accuracy', 'errors', 'composites', 'score', 'metrics'
 CHAT = ('chat_template_kwargs', 'system_prompt', 'fewshot_as_turns')  # settings of the form of prompts in chat
 OF_TEMPLATE_CALL = (  # arguments of transformers' apply_chat_template that are no variables of a template
-    *('conversation', 'messages', 'chat_template', 'add_generation_prompt', 'continue_final_message', 'tokenize'),
-    *('padding', 'truncation', 'max_length', 'return_tensors', 'return_dict', 'return_assistant_tokens_mask'),
+    # what is written
+    'conversation',
+    'messages',
+    'chat_template',
+    'add_generation_prompt',
+    'continue_final_message',
+    # how it is tokenized and returned
+    'tokenize',
     'tokenizer_kwargs',
+    'padding',
+    'truncation',
+    'max_length',
+    'return_tensors',
+    'return_dict',
+    'return_assistant_tokens_mask',
 )
 CHOICES = {
     'semantics': ('corrected', 'reference'),
@@ -123,75 +135,31 @@ class EvaluationSettings:
         """Yield a problem, beginning with its key if it is about one, for each value that is not allowed."""
         if self.tasks is None and self.score is None:
             yield 'nothing to evaluate: give tasks, score or both'
-        if not self.interval:
-            yield f'interval: is empty; allowed: one or more of {INTERVALS}'
-        for entry in self.interval:
-            if not is_interval(entry):
-                yield f'interval: is {entry!r}; allowed: {INTERVALS}'
-        if not self.data_root.strip():
-            yield f"data_root: is {self.data_root!r}; allowed: a folder, such as '.'"
-        if self.save_folder is not None and not self.save_folder.strip():
-            yield f'save_folder: is {self.save_folder!r}; allowed: a folder, or null for no records'
-        if self.save_folder is not None and '://' in self.save_folder:
-            yield (
-                f'save_folder: is {self.save_folder!r}, but records are written to a local folder; allowed: a path '
-                'such as runs/{run_name}/gauntlet, which can be uploaded later, or null for the metric stream alone'
-            )
-        for name in ('tasks', 'gauntlet', 'score', 'data_root', 'save_folder'):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                yield from path_problems(name, value)
-        if self.max_seq_len is not None and self.max_seq_len < 2:
-            yield f'max_seq_len: is {self.max_seq_len}; allowed: 2 or more'
-        for entry, markers in zip(self.reasoning_markers or (), self.markers or (), strict=True):
-            if not markers.end:
-                yield (
-                    f'reasoning_markers: is {entry!r}; allowed: the start and the end of reasoning around three dots, '
-                    "such as '<plan>...</plan>'; '...DONE' if only the end is marked"
-                )
-        for entry in self.log:
-            if entry not in LOGGED:
-                yield f'log: is {entry!r}; allowed: {", ".join(LOGGED)}, one or a list'
-        if self.only == ():
-            yield 'only: is empty; name at least one task or category, or leave it out'
-        if self.num_fewshot is not None and self.num_fewshot < 0:
-            yield f'num_fewshot: is {self.num_fewshot}; allowed: 0 or more'
-        if self.subset_items is not None and self.subset_items < 1:
-            yield f'subset_items: is {self.subset_items}; allowed: 1 or more'
-        if self.time_budget is not None and not self.budget_seconds:
-            yield f"time_budget: is {self.time_budget!r}; allowed: a time such as '120s', '10m' or '1h'"
-        if self.precision_target is not None:
-            if self.precision is None:
-                yield (
-                    f"precision_target: is {self.precision_target!r}; allowed: a share above 0 such as '5%' or '5% of "
-                    "core_average', by which the error of an average may exceed that of all items"
-                )
-            for key in ('subset_items', 'time_budget'):
-                if getattr(self, key) is not None:
-                    yield (f'precision_target: chooses the subset by itself; leave out {key}, or give it alone')
-        tokens = self.tokens_per_batch
-        if tokens != AUTO and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
-            yield f'tokens_per_batch: is {tokens!r}; allowed: auto, or 1 or more'
-        if self.stall_seconds is not None and not self.stall_seconds > 0:
-            yield f'stall_seconds: is {self.stall_seconds:g}; allowed: more than 0, or null for no limit'
+        yield from interval_problems(self)
+        yield from path_setting_problems(self)
+        yield from item_problems(self)
+        yield from precision_problems(self)
+        yield from number_problems(self)
+        yield from word_problems(self)
         yield from chat_problems(self)
-        for key, allowed in CHOICES.items():
-            value = getattr(self, key)
-            if value not in allowed and not (key == 'truncation' and value is None):
-                yield f'{key}: is {value!r}; allowed: {", ".join(allowed)}'
 
     @property
     def budget_seconds(self) -> float | None:
         """Return the seconds an evaluation may take; None if there is no limit or it cannot be parsed."""
-        found = BUDGET.fullmatch(self.time_budget or '')
-        return float(found[1]) * SECONDS[found[2]] if found else None
+        budget = BUDGET.fullmatch(self.time_budget or '')
+        if budget is None:
+            return None
+        number, unit = budget.groups()
+        return float(number) * SECONDS[unit]
 
     @property
     def precision(self) -> PrecisionTarget | None:
         """Return the precision target; None if there is none or it cannot be parsed."""
-        found = PRECISION.fullmatch(self.precision_target or '')
-        share = float(found[1]) / 100 if found else 0.0
-        return PrecisionTarget(share=share, average=found[2]) if found and share else None
+        target = PRECISION.fullmatch(self.precision_target or '')
+        if target is None:
+            return None
+        percent, average = target.groups()
+        return PrecisionTarget(share=float(percent) / 100, average=average) if float(percent) else None
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -207,8 +175,11 @@ class EvaluationSettings:
         """Return the texts around reasoning; None for the known ones."""
         if self.reasoning_markers is None:
             return None
-        pairs = [text.partition(BETWEEN) for text in self.reasoning_markers]
-        return tuple(ReasoningMarkers(start.strip(), end.strip()) for start, _, end in pairs)
+        markers = []
+        for text in self.reasoning_markers:
+            start, _, end = text.partition(BETWEEN)
+            markers.append(ReasoningMarkers(start.strip(), end.strip()))
+        return tuple(markers)
 
     @property
     def given_markers(self) -> dict[str, Any]:
@@ -218,7 +189,8 @@ class EvaluationSettings:
     @property
     def given_chat(self) -> dict[str, Any]:
         """Return those of CHAT that are given."""
-        return {key: value for key in CHAT if (value := getattr(self, key))}
+        values = {key: getattr(self, key) for key in CHAT}
+        return {key: value for key, value in values.items() if value}
 
     @property
     def reference(self) -> bool:
@@ -273,6 +245,88 @@ class TrainingOptions(GauntletOptions, total=False):
     """The keyword arguments of a callback, which also says when to evaluate."""
 
     interval: str | Sequence[str]
+
+
+def interval_problems(settings: EvaluationSettings) -> Iterator[str]:
+    """Yield a problem for each entry at which nothing can be evaluated."""
+    if not settings.interval:
+        yield f'interval: is empty; allowed: one or more of {INTERVALS}'
+    for entry in settings.interval:
+        if not is_interval(entry):
+            yield f'interval: is {entry!r}; allowed: {INTERVALS}'
+
+
+def path_setting_problems(settings: EvaluationSettings) -> Iterator[str]:
+    """Yield a problem for each path that no file or folder can have, or that is not on this machine."""
+    if not settings.data_root.strip():
+        yield f"data_root: is {settings.data_root!r}; allowed: a folder, such as '.'"
+    folder = settings.save_folder
+    if folder is not None and not folder.strip():
+        yield f'save_folder: is {folder!r}; allowed: a folder, or null for no records'
+    if folder is not None and '://' in folder:
+        yield (
+            f'save_folder: is {folder!r}, but records are written to a local folder; allowed: a path '
+            'such as runs/{run_name}/gauntlet, which can be uploaded later, or null for the metric stream alone'
+        )
+    for name in ('tasks', 'gauntlet', 'score', 'data_root', 'save_folder'):
+        value = getattr(settings, name)
+        if isinstance(value, str):
+            yield from path_problems(name, value)
+
+
+def item_problems(settings: EvaluationSettings) -> Iterator[str]:
+    """Yield a problem for each invalid setting that selects tasks and items."""
+    if settings.only == ():
+        yield 'only: is empty; name at least one task or category, or leave it out'
+    if settings.num_fewshot is not None and settings.num_fewshot < 0:
+        yield f'num_fewshot: is {settings.num_fewshot}; allowed: 0 or more'
+    if settings.subset_items is not None and settings.subset_items < 1:
+        yield f'subset_items: is {settings.subset_items}; allowed: 1 or more'
+    if settings.time_budget is not None and not settings.budget_seconds:
+        yield f"time_budget: is {settings.time_budget!r}; allowed: a time such as '120s', '10m' or '1h'"
+
+
+def precision_problems(settings: EvaluationSettings) -> Iterator[str]:
+    """Yield a problem if the precision target is invalid, and for each other way to choose a subset beside it."""
+    if settings.precision_target is None:
+        return
+    if settings.precision is None:
+        yield (
+            f"precision_target: is {settings.precision_target!r}; allowed: a share above 0 such as '5%' or '5% of "
+            "core_average', by which the error of an average may exceed that of all items"
+        )
+    for key in ('subset_items', 'time_budget'):
+        if getattr(settings, key) is not None:
+            yield f'precision_target: chooses the subset by itself; leave out {key}, or give it alone'
+
+
+def number_problems(settings: EvaluationSettings) -> Iterator[str]:
+    """Yield a problem for each number of tokens or seconds that is too small."""
+    if settings.max_seq_len is not None and settings.max_seq_len < 2:
+        yield f'max_seq_len: is {settings.max_seq_len}; allowed: 2 or more'
+    tokens = settings.tokens_per_batch
+    if tokens != AUTO and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
+        yield f'tokens_per_batch: is {tokens!r}; allowed: auto, or 1 or more'
+    if settings.stall_seconds is not None and not settings.stall_seconds > 0:
+        yield f'stall_seconds: is {settings.stall_seconds:g}; allowed: more than 0, or null for no limit'
+
+
+def word_problems(settings: EvaluationSettings) -> Iterator[str]:
+    """Yield a problem for each word that is not among the allowed ones, and for markers without an end."""
+    for key, allowed in CHOICES.items():
+        value = getattr(settings, key)
+        follows_semantics = key == 'truncation' and value is None
+        if value not in allowed and not follows_semantics:
+            yield f'{key}: is {value!r}; allowed: {", ".join(allowed)}'
+    for entry in settings.log:
+        if entry not in LOGGED:
+            yield f'log: is {entry!r}; allowed: {", ".join(LOGGED)}, one or a list'
+    for entry, markers in zip(settings.reasoning_markers or (), settings.markers or (), strict=True):
+        if not markers.end:
+            yield (
+                f'reasoning_markers: is {entry!r}; allowed: the start and the end of reasoning around three dots, '
+                "such as '<plan>...</plan>'; '...DONE' if only the end is marked"
+            )
 
 
 def chat_problems(settings: EvaluationSettings) -> Iterator[str]:

@@ -34,6 +34,7 @@ Lines = dict[str, tuple[int, str]]  # the line of each dotted path, and the labe
 KEY_OF_MESSAGE = re.compile(r'(\w+)[.:\[]')  # the key at the beginning of a message about a value
 SUFFIXES = ('.yaml', '.yml')
 YAML_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # of libyaml, if PyYAML was built with it
+INVALID = object()  # an element of a list or a mapping that is not valid
 LABELS = ('label', 'name', 'dataset')  # keys that name an entry: a task, a benchmark or category, a SCORE dataset
 
 
@@ -80,9 +81,9 @@ def decode(cls: type, value: Any, path: str, problems: Problems) -> Any:
 
     Unknown keys are problems, unless `cls.ignore_unknown_keys` is true; those in `cls.without_effect` are ignored.
     """
-    before = len(problems.messages)
+    num_problems = len(problems.messages)
     decoded = decode_partly(cls, value, path, problems)
-    return decoded if len(problems.messages) == before else None
+    return decoded if len(problems.messages) == num_problems else None
 
 
 def decode_partly(cls: type, value: Any, path: str, problems: Problems) -> Any:
@@ -96,10 +97,10 @@ def decode_partly(cls: type, value: Any, path: str, problems: Problems) -> Any:
         return None
     hints = hints_of(cls)
     arguments: dict[str, Any] = {}
-    stand_ins: dict[str, Any] = {}
+    stand_ins: dict[str, Any] = {}  # for invalid and missing values without a default
     absent = add_unknown_keys(cls, value, path, problems)  # keys without a valid value
     for item in fields(cls):
-        name, before = item.name, len(problems.messages)
+        name, num_problems = item.name, len(problems.messages)
         is_required = item.default is MISSING and item.default_factory is MISSING
         if name not in value and not is_required:
             continue
@@ -109,7 +110,7 @@ def decode_partly(cls: type, value: Any, path: str, problems: Problems) -> Any:
         else:
             problems.add(path, f"the key '{name}' is missing")
         # What remains of a list or mapping with invalid elements is checked too.
-        if len(problems.messages) == before or decoded:
+        if len(problems.messages) == num_problems or decoded:
             arguments[name] = decoded
             continue
         absent.add(name)
@@ -124,14 +125,19 @@ def decode_partly(cls: type, value: Any, path: str, problems: Problems) -> Any:
 
 def add_unknown_keys(cls: type, value: Mapping[Any, Any], path: str, problems: Problems) -> set[str]:
     """Add a problem for each key that the dataclass `cls` does not have; return the keys that may have been meant."""
-    allowed = [*(item.name for item in fields(cls)), *getattr(cls, 'without_effect', ())]
-    unknown = [key for key in value if key not in allowed]
     if getattr(cls, 'ignore_unknown_keys', False):
         return set()
-    for key in unknown:
+    names = [item.name for item in fields(cls)]
+    allowed = [*names, *getattr(cls, 'without_effect', ())]
+    meant = set()
+    for key in value:
+        if key in allowed:
+            continue
         problems.add(join(path, str(key)), f"unknown key '{key}'{suggestion(str(key), allowed)}")
-    meant = {closest(str(key), allowed) for key in unknown}
-    return {name for name in meant if name is not None and name not in value}
+        similar = closest(str(key), allowed)
+        if similar is not None and similar not in value:
+            meant.add(similar)
+    return meant
 
 
 def construct(cls: type, arguments: Mapping[str, Any], absent: Collection[str], path: str, problems: Problems) -> Any:
@@ -143,17 +149,18 @@ def construct(cls: type, arguments: Mapping[str, Any], absent: Collection[str], 
     try:
         return cls(**arguments)
     except ValueError as error:
-        found = error.problems if isinstance(error, InvalidValuesError) else (str(error),)
+        messages = error.problems if isinstance(error, InvalidValuesError) else (str(error),)
     refused = set()
-    for problem in found:
-        if any(re.search(rf'\b{re.escape(key)}\b', problem) for key in absent):
+    for message in messages:
+        if any(re.search(rf'\b{re.escape(key)}\b', message) for key in absent):
             continue
-        about = KEY_OF_MESSAGE.match(problem)
-        key = about[1] if about and about[1] in arguments else ''
-        problems.add(path, problem, key=key)
+        beginning = KEY_OF_MESSAGE.match(message)
+        key = beginning[1] if beginning and beginning[1] in arguments else ''
+        problems.add(path, message, key=key)
         refused.add(key)
+    accepted = {key: value for key, value in arguments.items() if key not in refused}
     with contextlib.suppress(TypeError, ValueError):
-        return cls(**{key: value for key, value in arguments.items() if key not in refused})
+        return cls(**accepted)
     return None
 
 
@@ -184,39 +191,50 @@ def decode_value(hint: Any, value: Any, path: str, problems: Problems) -> Any:
     if isinstance(hint, type) and is_dataclass(hint):
         return decode_partly(hint, value, path, problems)
     if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            problems.add(path, f'is {describe(value)}; allowed: a list')
-            return None
-        places = {index: f'{path}[{index}]' for index in range(len(value))}
-        return tuple(decode_elements(arguments[0], dict(enumerate(value)), places, problems).values())
+        return decode_list(arguments[0], value, path, problems)
     if origin is dict:
-        if not isinstance(value, Mapping):
-            problems.add(path, f'is {describe(value)}; allowed: a mapping')
-            return None
-        places = {key: join(path, str(key)) for key in value}
-        return decode_elements(arguments[1], value, places, problems)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return decode_mapping(arguments[1], value, path, problems)
+    return decode_scalar(hint, value, path, problems)
+
+
+def decode_list(hint: Any, value: Any, path: str, problems: Problems) -> tuple[Any, ...] | None:
+    """Return the valid elements of a list as the annotated type, or None with a problem if it is none."""
+    if not isinstance(value, (list, tuple)):
+        problems.add(path, f'is {describe(value)}; allowed: a list')
+        return None
+    elements = [decode_element(hint, element, f'{path}[{index}]', problems) for index, element in enumerate(value)]
+    return tuple(element for element in elements if element is not INVALID)
+
+
+def decode_mapping(hint: Any, value: Any, path: str, problems: Problems) -> dict[Any, Any] | None:
+    """Return the valid values of a mapping as the annotated type, or None with a problem if it is none."""
+    if not isinstance(value, Mapping):
+        problems.add(path, f'is {describe(value)}; allowed: a mapping')
+        return None
+    elements = {key: decode_element(hint, element, join(path, str(key)), problems) for key, element in value.items()}
+    return {key: element for key, element in elements.items() if element is not INVALID}
+
+
+def decode_element(hint: Any, value: Any, path: str, problems: Problems) -> Any:
+    """Return an element of a list or a mapping as the annotated type, or INVALID with a problem."""
+    num_problems = len(problems.messages)
+    decoded = decode_value(hint, value, path, problems)
+    # What remains of a list or mapping with invalid elements is checked too.
+    return decoded if len(problems.messages) == num_problems or decoded else INVALID
+
+
+def decode_scalar(hint: Any, value: Any, path: str, problems: Problems) -> Any:
+    """Return text, a number or a truth value as the annotated type, or None with a problem."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)  # bool is a subclass of int
+    if hint is float and is_whole:
         if abs(value) > sys.float_info.max:
             problems.add(path, f'is {describe(value)}; allowed: a number that a float can hold')
             return None
         return float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+    if not isinstance(value, hint) or (hint is int and not is_whole):
         problems.add(path, f'is {describe(value)}; allowed: {TYPE_NAMES[hint]}')
         return None
     return value
-
-
-def decode_elements(
-    hint: Any, values: Mapping[Any, Any], paths: Mapping[Any, str], problems: Problems
-) -> dict[Any, Any]:
-    """Return the elements of a list by index, or of a mapping by key, as the annotated type; without invalid ones."""
-    decoded = {}
-    for key, value in values.items():
-        before = len(problems.messages)
-        element = decode_value(hint, value, paths[key], problems)
-        if len(problems.messages) == before or element:
-            decoded[key] = element
-    return decoded
 
 
 def open_yaml(path: str | Path, overrides: Sequence[str] = ()) -> Any:
@@ -344,8 +362,8 @@ def read_mapping(path: Path, key: str, problems: Problems) -> Any:
     except ConfigError as error:
         problems.messages.extend(error.problems)
         return None
-    found = f'found: {", ".join(map(str, content))}' if content else 'the file is empty'
-    problems.add('', f"the key '{key}' is missing; {found}")
+    keys = f'found: {", ".join(map(str, content))}' if content else 'the file is empty'
+    problems.add('', f"the key '{key}' is missing; {keys}")
     return None
 
 
