@@ -17,7 +17,9 @@ from llmfoundry_gauntlet.errors import ConfigError, describe, suggestion
 
 PLUGIN = 'eval_gauntlet_fast'  # our callback in llm-foundry's own training
 RENAMED = {'icl_tasks': 'tasks', 'eval_gauntlet': 'gauntlet', 'icl_seq_len': 'max_seq_len'}
-ICL_KEYS = (*RENAMED, 'icl_subset_num_batches', 'device_eval_batch_size')
+BATCH_SIZE = 'device_eval_batch_size'
+SUBSET_KEYS = ('icl_subset_num_batches', 'eval_subset_num_batches')  # the first that is given counts
+ICL_KEYS = (*RENAMED, 'icl_subset_num_batches', BATCH_SIZE)
 MODEL_KEYS = ('model_name', 'model', 'tokenizer', 'load_path')
 NO_EFFECT = {  # keys of an evaluation file
     'callbacks': 'nothing is trained',
@@ -160,25 +162,26 @@ def map_evaluation(values: Mapping[str, Any], *, source: str, num_ranks: int) ->
     """
     notes = Notes(source)
     values = {key: value for key, value in values.items() if value is not None}
-    found = model_entries(values, notes)
-    top = MODEL_KEYS if found is not None else ('model_name', 'load_path')
-    ours = {key for key in values if key not in EVALUATION_KEYS} | {*MODEL_KEYS} - {*top}
-    if found is None:
-        for key in top:
+    entries = model_entries(values, notes)
+    if entries is None:  # model and tokenizer are our own keys, the other two are nobody's
+        own_keys = {'model', 'tokenizer'}
+        for key in ('model_name', 'load_path'):
             if key in values:
                 notes.add(key, 'belongs to models, or to a model that is a mapping with a name')
-    settings = icl_settings(values, notes, num_ranks=num_ranks)
-    settings = merge_settings(settings, {key: value for key, value in values.items() if key in ours}, notes)
-    if found is not None and 'model_config' in settings:
+    else:
+        own_keys = set()
+    own = {key: value for key, value in values.items() if key in own_keys or key not in EVALUATION_KEYS}
+    settings = merge_settings(icl_settings(values, notes, num_ranks=num_ranks), own, notes)
+    if entries is not None and 'model_config' in settings:
         notes.add('model_config', "belongs to a 'model' that is a path, not to models")
     notes.no_effect(NO_EFFECT, values)
     if num_ranks == 1:
         notes.no_effect({'fsdp_config': 'there is one rank'}, settings)
         settings.pop('fsdp_config', None)
-    if found is not None and 'out' not in settings:
+    if entries is not None and 'out' not in settings:
         settings['out'] = f'runs/{settings.get("run_name", Path(source).stem)}'
         notes.lines.append(f'out is not given -> out: {settings["out"]}')
-    listings = [listed_model(entry, index, notes, settings) for index, entry in enumerate(found or ())]
+    listings = [listed_model(entry, index, notes, settings) for index, entry in enumerate(entries or ())]
     models = tuple(model for model in listings if model is not None)
     check_output_folders(models, notes)
     return notes.mapped(settings, models)
@@ -212,38 +215,57 @@ def icl_settings(keys: Mapping[str, Any], notes: Notes, *, num_ranks: int) -> di
         if key in keys:
             settings[our_key] = keys[key] if key == 'icl_seq_len' else located(keys[key], key, notes)
             notes.lines.append(f'{key}: {short(keys[key])} -> {our_key}: {short(settings[our_key])}')
-    wanted = [key for key in ('icl_subset_num_batches', 'eval_subset_num_batches') if key in keys]
-    notes.no_effect(dict.fromkeys(wanted[1:], f'{wanted[0]} takes its place') if wanted else {}, wanted)
-    num_rows, size = keys.get('device_eval_batch_size'), 'device_eval_batch_size'
-    for key in wanted[:1]:
-        num_batches = keys[key]
-        if num_batches == -1:
-            notes.lines.append(f'{key}: -1 -> subset_items: null (all items)')
-        elif not all(type(count) is int and count > 0 for count in (num_batches, num_rows)):
-            notes.add(key, f'is {short(num_batches)} with {size} {short(num_rows)}; allowed: -1, or both 1 or more')
-        else:
-            settings['subset_items'] = num_batches * num_rows * num_ranks
-            ranks = 'one rank' if num_ranks == 1 else f'{num_ranks} ranks'
-            how = f'{size} {num_rows} on {ranks}; stratified by category, not the first rows'
-            notes.lines.append(f'{key}: {num_batches} -> subset_items: {settings["subset_items"]} ({how})')
-    if num_rows is not None and 'subset_items' not in settings:
-        notes.lines.append(f'{size}: no effect on scores or speed: batches are made by tokens (tokens_per_batch)')
+    given = [key for key in SUBSET_KEYS if key in keys]
+    if given:
+        first, *others = given
+        notes.no_effect(dict.fromkeys(others, f'{first} takes its place'), others)
+        num_items = subset_items_of(first, keys, notes, num_ranks=num_ranks)
+        if num_items is not None:
+            settings['subset_items'] = num_items
+    if keys.get(BATCH_SIZE) is not None and 'subset_items' not in settings:
+        notes.lines.append(f'{BATCH_SIZE}: no effect on scores or speed: batches are made by tokens (tokens_per_batch)')
     return settings
+
+
+def subset_items_of(key: str, keys: Mapping[str, Any], notes: Notes, *, num_ranks: int) -> int | None:
+    """Return the number of items in llm-foundry's number of batches, the value of `key`; None for all items."""
+    num_batches, num_rows = keys[key], keys.get(BATCH_SIZE)
+    if num_batches == -1:
+        notes.lines.append(f'{key}: -1 -> subset_items: null (all items)')
+        return None
+    if not (is_count(num_batches) and is_count(num_rows)):
+        notes.add(key, f'is {short(num_batches)} with {BATCH_SIZE} {short(num_rows)}; allowed: -1, or both 1 or more')
+        return None
+    num_items: int = num_batches * num_rows * num_ranks
+    ranks = 'one rank' if num_ranks == 1 else f'{num_ranks} ranks'
+    how = f'{BATCH_SIZE} {num_rows} on {ranks}; stratified by category, not the first rows'
+    notes.lines.append(f'{key}: {num_batches} -> subset_items: {num_items} ({how})')
+    return num_items
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number from 1."""
+    return type(value) is int and value > 0
 
 
 def interval_of(values: Mapping[str, Any], notes: Notes) -> list[str]:
     """Return llm-foundry's interval in our notation: periodic and at the end; a bare number counts epochs."""
-    every, first = values['eval_interval'], bool(values.get('eval_first'))
+    every, is_first = values['eval_interval'], bool(values.get('eval_first'))
     is_epochs = isinstance(every, int) and not isinstance(every, bool) and every >= 0
-    if not is_epochs and not (isinstance(every, str) and (every == '0' or is_interval(every))):
+    is_time = isinstance(every, str) and (every == '0' or is_interval(every))
+    if not is_epochs and not is_time:
         notes.add(
             'eval_interval', f'is {describe(every)}; allowed: a number of epochs (0: never), or a time such as 500ba'
         )
         return []
-    times = [f'{every}ep' if isinstance(every, int) else str(every), 'last'] if every not in (0, '0') else []
-    interval = ['first', *times] if first else times
+    interval = []
+    if is_first:
+        interval.append('first')
+    if every not in (0, '0'):
+        interval += [f'{every}ep' if is_epochs else str(every), 'last']
+    first = ', with eval_first' if is_first else ''
     ours = f'interval: {short(interval)}' if interval else 'nothing is evaluated'
-    notes.lines.append(f'eval_interval: {every}{first * ", with eval_first"} -> {ours}')
+    notes.lines.append(f'eval_interval: {every}{first} -> {ours}')
     return interval
 
 
@@ -251,10 +273,11 @@ def located(value: Any, key: str, notes: Notes) -> Any:
     """Return the path of a YAML file that another file refers to; return values other than text unchanged."""
     if not isinstance(value, str):
         return value
-    found = find_yaml(value, Path(notes.source))
-    if found is None:
+    path = find_yaml(value, Path(notes.source))
+    if path is None:
         notes.add(key, f'there is no file {value!r} (looked in the working directory and beside {notes.source})')
-    return None if found is None else str(found)
+        return None
+    return str(path)
 
 
 def merge_settings(settings: Mapping[str, Any], own: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
@@ -291,24 +314,25 @@ def listed_model(entry: Any, index: int, notes: Notes, settings: Mapping[str, An
             return None
         given = [key for key, value in entry['model'].items() if value is not None]
         notes.no_effect(MODEL_ARGUMENTS, given, f'{path}.model.')
-    found: FoundryEntry | None = decode(FoundryEntry, entry, path, notes)
-    if found is None:
+    decoded: FoundryEntry | None = decode(FoundryEntry, entry, path, notes)
+    if decoded is None:
         return None
-    model, source = found.model, found.model.pretrained_model_name_or_path
+    model, checkpoint = decoded.model, decoded.load_path
     for key, reason in REFUSED.items():
         if value := getattr(model, key):
             notes.add(f'{path}.model.{key}', f'is {describe(value)}: {reason}')
-    if found.load_path is None and model.pretrained is False:
+    if checkpoint is None and model.pretrained is False:
         notes.add(f'{path}.model.pretrained', 'is false: the weights would be random; give load_path, a checkpoint')
-    check_tokenizer(found.tokenizer, f'{path}.tokenizer', notes)
+    check_tokenizer(decoded.tokenizer, f'{path}.tokenizer', notes)
+    # With a checkpoint the name is that of the configuration alone.
     arguments = {
-        'model': found.load_path or source,
-        'tokenizer': found.tokenizer.name,
-        'model_config': source if found.load_path else None,
+        'model': checkpoint or model.pretrained_model_name_or_path,
+        'tokenizer': decoded.tokenizer.name,
+        'model_config': model.pretrained_model_name_or_path if checkpoint else None,
         'config_overrides': model.config_overrides,
         'adapter': model.pretrained_lora_id_or_path,
     }
-    name = found.model_name
+    name = decoded.model_name
     folder = '/'.join(part for part in PurePosixPath(name).parts if part not in ('/', '.', '..'))
     notes.lines.append(f'{path}: {name} -> model: {arguments["model"]}, out: {settings.get("out")}/{folder}')
     return ListedModel(name=name, folder=folder, arguments={key: value for key, value in arguments.items() if value})
@@ -328,8 +352,8 @@ def check_output_folders(models: tuple[ListedModel, ...], notes: Notes) -> None:
     """Add a problem for each pair of models whose folders are the same or nested."""
     for index, model in enumerate(models):
         for other in models[:index]:
-            one, two = PurePosixPath(other.folder), PurePosixPath(model.folder)
-            if one.is_relative_to(two) or two.is_relative_to(one):
+            folder, earlier = PurePosixPath(model.folder), PurePosixPath(other.folder)
+            if folder.is_relative_to(earlier) or earlier.is_relative_to(folder):
                 message = f'the output folders of {other.name!r} and {model.name!r} overlap; use other names'
                 notes.add(f'models[{index}].model_name', message)
 
