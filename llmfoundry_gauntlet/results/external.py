@@ -113,12 +113,18 @@ def prompt_fields(prompt: Prompt, encoder: Encoder | None) -> dict[str, Any]:
 
     The value is a list if each choice has its own prompt (schema tasks).
     """
-    if prompt.chat_template is True or (encoder is not None and encoder.in_chat(prompt)):
-        begun = [{'role': 'assistant', 'content': prompt.lead}] if prompt.lead else []
-        messages = [[*prompt.messages(context), *begun] for context in prompt.contexts]
-        return {'messages': messages[0] if len(messages) == 1 else messages}
-    texts = [prompt.preamble + text for text in prompt.own_texts]
-    return {'prompt': texts[0] if len(texts) == 1 else texts}
+    is_chat = prompt.chat_template is True or (encoder is not None and encoder.in_chat(prompt))
+    if not is_chat:
+        texts = [prompt.preamble + text for text in prompt.own_texts]
+        return {'prompt': texts[0] if len(texts) == 1 else texts}
+
+    conversations = []
+    for context in prompt.contexts:
+        messages = [*prompt.messages(context)]
+        if prompt.lead:  # the assistant's answer has begun
+            messages.append({'role': 'assistant', 'content': prompt.lead})
+        conversations.append(messages)
+    return {'messages': conversations[0] if len(conversations) == 1 else conversations}
 
 
 class AnswerError(ValueError):
@@ -188,59 +194,90 @@ def score_all(
 ) -> Evaluation:
     """Return the evaluation of these answers; the comparer compares those to MATH problems. Raise DataError."""
     started = time.perf_counter()
-    data = with_programs(data)
-    tasks = data.tasks
-    asked = {item.key: item for key in tasks for item in items_in_row_order(data, key)}
-    found: dict[ItemKey, ItemResult | Future[ItemResult]] = {}
-    places: dict[ItemKey, str] = {}
-    problems: list[str] = []
+    scoring = AnswerScoring(with_programs(data), comparer)
     try:
         for place, answer in answers:
-            key = answer.key
-            if key not in asked:
-                problems.append(f'{place}: {item_name(key, key.row)} is not an item of these tasks')
-                continue
-            if key in places:
-                problems.append(f'{place}: {item_name(key, key.row)} was answered already at {places[key]}')
-                continue
-            places[key] = place
-            try:
-                if tasks[key.task].runs_programs and answer.text is not None:
-                    found[key] = workers().submit(score_answer, asked[key], answer, tasks[key.task], data.sandbox)
-                else:
-                    found[key] = score_answer(asked[key], answer, tasks[key.task], data.sandbox, comparer)
-            except AnswerError as error:
-                problems.append(f'{place}: {item_name(key, key.row)}: {error}')
+            scoring.add(place, answer)
     except DataError as error:  # from read_answers, at the end of the file: lines that are not valid answers
-        problems.extend(error.problems)
-        if not places:  # such as a pointer to another file: every item would be listed as missing
-            raise DataError(problems) from error
-    missing = [key for key in asked if key not in places]
+        scoring.problems.extend(error.problems)
+        if not scoring.places:  # such as a pointer to another file: every item would be listed as missing
+            raise DataError(scoring.problems) from error
+
+    missing = [key for key in scoring.items if key not in scoring.places]
     if not allow_missing:
-        problems += unanswered(missing)
-    if problems:
-        for result in found.values():
-            if isinstance(result, Future):
-                result.cancel()
-        raise DataError(problems)
-    found.update((key, result_of(asked[key], None, Score.unscored(MISSING))) for key in missing)
-    by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
-    for key in asked:
-        result = found[key]
-        by_task[key.task].append(result.result() if isinstance(result, Future) else result)
+        scoring.problems += unanswered(missing)
+    if scoring.problems:
+        scoring.cancel()
+        raise DataError(scoring.problems)
+
+    results = scoring.finished()
+    tasks = scoring.data.tasks
+    results_by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
+    for key, item in scoring.items.items():
+        result = results.get(key) or result_of(item, None, Score.unscored(MISSING))
+        results_by_task[key.task].append(result)
+
+    # Programs run beside other answers, so only the time of all is known; it is shared out by items.
     seconds = time.perf_counter() - started
-    shares = {key: seconds * len(results) / len(asked) for key, results in by_task.items()}
-    return summarize(data, tasks, by_task, shares, comparer=comparer, allow_missing=allow_missing)
+    num_items = len(scoring.items)
+    seconds_by_task = {key: seconds * len(of_task) / num_items for key, of_task in results_by_task.items()}
+    return summarize(
+        scoring.data, tasks, results_by_task, seconds_by_task, comparer=comparer, allow_missing=allow_missing
+    )
+
+
+class AnswerScoring:
+    """Scores answers to the items of an evaluation as they come, programs in threads beside the others.
+
+    `places` are those of the answers that items have, `problems` the answers that cannot be scored.
+    """
+
+    def __init__(self, data: EvaluationData, comparer: Comparer) -> None:
+        self.data = data
+        self.comparer = comparer
+        self.items = {item.key: item for key in data.tasks for item in items_in_row_order(data, key)}
+        self.places: dict[ItemKey, str] = {}
+        self.problems: list[str] = []
+        self._results: dict[ItemKey, ItemResult] = {}
+        self._running: dict[ItemKey, Future[ItemResult]] = {}
+
+    def add(self, place: str, answer: Answer) -> None:
+        """Score an answer, or add its problem."""
+        key = answer.key
+        if key not in self.items:
+            self.problems.append(f'{place}: {item_name(key, key.row)} is not an item of these tasks')
+            return
+        if key in self.places:
+            self.problems.append(f'{place}: {item_name(key, key.row)} was answered already at {self.places[key]}')
+            return
+
+        self.places[key] = place
+        item, task = self.items[key], self.data.tasks[key.task]
+        if task.runs_programs and answer.text is not None:
+            self._running[key] = workers().submit(score_answer, item, answer, task, self.data.sandbox)
+            return
+        try:
+            self._results[key] = score_answer(item, answer, task, self.data.sandbox, self.comparer)
+        except AnswerError as error:
+            self.problems.append(f'{place}: {item_name(key, key.row)}: {error}')
+
+    def finished(self) -> dict[ItemKey, ItemResult]:
+        """Return the results of all answers once the last program has ended."""
+        return self._results | {key: running.result() for key, running in self._running.items()}
+
+    def cancel(self) -> None:
+        """Drop the programs that have not started."""
+        for running in self._running.values():
+            running.cancel()
 
 
 def items_in_row_order(data: EvaluationData, key: str) -> list[Item]:
     """Return a task's items in row order, as when a model is evaluated; variants are in the order of the prompts."""
     task = data.tasks[key]
-    places = {task.item_key(example): place for place, example in enumerate(data.asked(key))}
-    return sorted(
-        (item for item, _ in untokenized_items(task, data.examples[key], data.asked(key))),
-        key=lambda item: (places[task.item_key(item.example)], item.key.sample),
-    )
+    place_of_example = {task.item_key(example): place for place, example in enumerate(data.asked(key))}
+    items = [item for item, _ in untokenized_items(task, data.examples[key], data.asked(key))]
+    items.sort(key=lambda item: (place_of_example[task.item_key(item.example)], item.key.sample))
+    return items
 
 
 def score_answer(
@@ -325,14 +362,17 @@ def item_name(key: ItemKey, rows: int | str) -> str:
 
 def unanswered(keys: Iterable[ItemKey]) -> list[str]:
     """Return problems that name items without an answer, with adjacent rows as a range; keys must be in row order."""
-    runs: dict[ItemKey, list[tuple[int, int]]] = {}
+    # First and last row of each range, by the key of the items without their row.
+    ranges_by_group: dict[ItemKey, list[tuple[int, int]]] = {}
     for key in keys:
-        of_group = runs.setdefault(replace(key, row=0), [])
-        if of_group and key.row == of_group[-1][1] + 1:
-            of_group[-1] = of_group[-1][0], key.row
+        ranges = ranges_by_group.setdefault(replace(key, row=0), [])
+        if ranges and key.row == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], key.row
         else:
-            of_group.append((key.row, key.row))
-    return [
-        f'{item_name(group, ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in of_group))}: {MISSING}'
-        for group, of_group in runs.items()
-    ]
+            ranges.append((key.row, key.row))
+
+    problems = []
+    for group, ranges in ranges_by_group.items():
+        rows = [str(first) if first == last else f'{first}-{last}' for first, last in ranges]
+        problems.append(f'{item_name(group, ", ".join(rows))}: {MISSING}')
+    return problems

@@ -33,7 +33,7 @@ from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore, TrainingPo
 
 FORMAT_VERSION = 1
 RESULTS = 'results.json'
-# Names in records of earlier versions to current ones.
+# Names in records of 0.1.0 to current ones.
 CURRENT_NAMES = {
     **RENAMED,
     'num_truncated': 'num_shortened',
@@ -61,9 +61,9 @@ def encoded(lines: Iterable[str]) -> Iterator[bytes]:
 
 def check_writable(folder: Path) -> None:
     """Raise RecordError if a folder cannot be created or written to."""
-    place = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=place):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise RecordError(
@@ -95,11 +95,12 @@ def write_records(
     record.update(model=dict(model), environment={**environment, **machine()}, training=training and asdict(training))
     record['identity'] = identity and dict(identity)
     record['timing'].update(reused_items=reused_items, time_budget=time_budget and dict(time_budget))
-    seconds, now = record['timing']['seconds'], datetime.now(UTC)
-    begun = now - timedelta(seconds=seconds) if started is None else datetime.fromtimestamp(started, UTC)
+    seconds = record['timing']['seconds']
+    now = datetime.now(UTC)
+    first_start = now - timedelta(seconds=seconds) if started is None else datetime.fromtimestamp(started, UTC)
     record['timing'].update(
         seconds=seconds + earlier_seconds,
-        started=begun.isoformat(timespec='seconds'),
+        started=first_start.isoformat(timespec='seconds'),
         finished=now.isoformat(timespec='seconds'),
     )
     replace_run(folder, evaluation, record)
@@ -109,7 +110,8 @@ def is_recorded(folder: Path, evaluation: Evaluation) -> bool:
     """Return whether a folder's results.json has these scores and settings. Raise RecordError if it is unreadable."""
     if not (folder / RESULTS).is_file():
         return False
-    recorded, record = read_results(folder), json.loads(json_text(results_record(evaluation)))
+    recorded = read_results(folder)
+    record = json.loads(json_text(results_record(evaluation)))
     return all(recorded[name] == record[name] for name in UNCHANGED)
 
 
@@ -118,8 +120,8 @@ def machine() -> dict[str, Any]:
     commit = None
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ['git', 'rev-parse', 'HEAD']
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
-        commit = done.stdout.strip()
+        process = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+        commit = process.stdout.strip()
     versions = {}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -130,8 +132,9 @@ def machine() -> dict[str, Any]:
 def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]) -> None:
     """Write metrics recomputed from an earlier evaluation's items, keeping its record of the model and the run."""
     record = results_record(evaluation)
-    kept = ('model', 'environment', 'training', 'timing', 'config', 'identity')
-    replace_run(folder, evaluation, {**record, **{name: earlier[name] for name in kept}})
+    kept_names = ('model', 'environment', 'training', 'timing', 'config', 'identity')
+    record.update((name, earlier[name]) for name in kept_names)
+    replace_run(folder, evaluation, record)
 
 
 def replace_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any]) -> None:
@@ -145,6 +148,8 @@ def replace_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any])
         write_run(new, evaluation, record)
     except OSError as error:
         raise unwritten(f'{folder}: cannot be written', error, folder, record) from error
+
+    # A folder without results.json holds no run, so that file goes first and comes last.
     try:
         (folder / RESULTS).unlink(missing_ok=True)
         sync_folder(folder)
@@ -156,7 +161,9 @@ def replace_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any])
         sync_folder(folder)
     except OSError as error:
         raise unwritten(f'{folder}: the run in {new} cannot be moved here', error, folder, record) from error
-    for leftover in folder.glob(f'.*{UNFINISHED}'):  # of this writer, and of writers that were killed
+
+    # Of this writer, and of writers that were killed.
+    for leftover in folder.glob(f'.*{UNFINISHED}'):
         shutil.rmtree(leftover, ignore_errors=True)
         with contextlib.suppress(OSError):  # the leftover may be a file
             leftover.unlink(missing_ok=True)
@@ -165,8 +172,9 @@ def replace_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any])
 def unwritten(problem: str, error: OSError, folder: Path, record: Mapping[str, Any]) -> UnwrittenError:
     """Return the error for a run that could not be written, with its scores and the first step of the remedy."""
     remedy = 'free space there' if error.errno in (errno.ENOSPC, errno.EDQUOT) else 'make the folder writable'
-    whole: dict[str, Any] = json.loads(json_text(record))
-    return UnwrittenError(f'{problem}: {error.strerror or error}; {remedy}', folder=folder, record=whole)
+    # As it would be read back: with lists in place of tuples.
+    record_as_read: dict[str, Any] = json.loads(json_text(record))
+    return UnwrittenError(f'{problem}: {error.strerror or error}; {remedy}', folder=folder, record=record_as_read)
 
 
 def write_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any]) -> None:
@@ -246,7 +254,9 @@ def composites_record(evaluation: Evaluation) -> dict[str, Any] | None:
 
 def composite_record(measure: Measure) -> dict[str, Any]:
     """Return a category score or an average, with each task's share of its variance."""
-    return measure_record(measure) | ({'variance_shares': shares} if (shares := variance_shares(measure)) else {})
+    record = measure_record(measure)
+    shares = variance_shares(measure)
+    return {**record, 'variance_shares': shares} if shares else record
 
 
 def timing_record(evaluation: Evaluation) -> dict[str, Any]:
@@ -302,8 +312,8 @@ def task_record(evaluation: Evaluation, key: str) -> dict[str, Any]:
 
 def effective_shots(results: Sequence[ItemResult]) -> float | None:
     """Return the mean number of shots per prompt after truncation; None for records without this number."""
-    known = [result.num_shots for result in results if result.num_shots is not None]
-    return fmean(known) if known else None
+    num_shots = [result.num_shots for result in results if result.num_shots is not None]
+    return fmean(num_shots) if num_shots else None
 
 
 def score_record(score: TaskScore) -> dict[str, Any]:
@@ -413,5 +423,11 @@ def find_results(run: Path) -> list[tuple[Path, dict[str, Any]]]:
     paths = sorted(run.rglob(RESULTS))
     if not paths:
         raise RecordError(f'{run}: there is no {RESULTS} at or below it')
-    found = [(path.parent, read_results(path.parent)) for path in paths]
-    return sorted(found, key=lambda pair: ((pair[1]['training'] or {}).get('batch', -1), str(pair[0])))
+    records = [(path.parent, read_results(path.parent)) for path in paths]
+
+    def order(folder_and_record: tuple[Path, dict[str, Any]]) -> tuple[int, str]:
+        folder, record = folder_and_record
+        training = record['training'] or {}
+        return training.get('batch', -1), str(folder)
+
+    return sorted(records, key=order)

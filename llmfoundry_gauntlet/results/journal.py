@@ -118,15 +118,27 @@ def payloads(content: bytes) -> Iterator[bytes | None]:
     """Yield the payload of each line of a file; None for an incomplete or damaged line."""
     place = 0
     while place < len(content):
-        head = HEAD.match(content, place)
-        start = head.end() if head else place
-        end = start + int(head[1]) if head else 0
-        if head and hashlib.sha256(content[start:end]).hexdigest()[:16].encode() == head[2]:
+        payload = payload_at(content, place)
+        if payload is None:
+            yield None
+            # A payload has no raw line feed, so a line may begin after the next one.
+            line_feed = content.find(b'\n', place)
+            place = len(content) if line_feed == -1 else line_feed + 1
+        else:
+            start, end = payload
             yield content[start:end] if content[end : end + 1] == b'\n' else None
             place = end + 1
-        else:
-            yield None
-            place = content.find(b'\n', place) + 1 or len(content)
+
+
+def payload_at(content: bytes, place: int) -> tuple[int, int] | None:
+    """Return where the payload of the line at this place starts and ends; None if length and checksum do not fit."""
+    head = HEAD.match(content, place)
+    if head is None:
+        return None
+    start = head.end()
+    end = start + int(head[1])
+    checksum = hashlib.sha256(content[start:end]).hexdigest()[:16].encode()
+    return (start, end) if checksum == head[2] else None
 
 
 def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
@@ -135,24 +147,20 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
     An incomplete last line of a file is dropped; other invalid lines are errors, or dropped with `repair`. Duplicate
     items are identical. Items of an attempt are ignored if none of its files has the evaluation's identity.
     """
-    identities: dict[str, Identity] = {}  # by attempt
-    items: dict[str, list[tuple[str, ItemResult]]] = {}
-    started: dict[str, float] = {}
-    seconds: dict[str, float] = {}
+    attempts: dict[str, Attempt] = {}  # by number, in order
+    identity: Identity | None = None
     problems: list[str] = []
     for path in sorted((folder / JOURNAL).glob('*-rank*.jsonl')):
-        attempt = path.name.partition('-')[0]
+        attempt = attempts.setdefault(path.name.partition('-')[0], Attempt())
         for number, line in entries(path, problems):
             try:
                 entry = json.loads(line)
                 if 'identity' in entry:
-                    check_identity(entry['identity'], next(iter(identities.values()), entry['identity']), path)
-                    identities[attempt] = entry['identity']
-                    started.setdefault(attempt, float(entry['started']))
+                    identity = identity or entry['identity']
+                    check_identity(entry['identity'], identity, path)
+                    attempt.begin(entry)
                 else:
-                    kind = ITEM if ITEM in entry else SUSPECT
-                    items.setdefault(attempt, []).append((kind, parse_sample(entry['task'], entry[kind])))
-                    seconds[attempt] = max(float(entry['seconds']), seconds.get(attempt, 0.0))
+                    attempt.add(entry)
             except (KeyError, TypeError, ValueError) as error:
                 raise RecordError(
                     f'{path}:{number}: is no line of this version: {error!r}; give another folder, or --overwrite to '
@@ -162,16 +170,50 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
         raise RecordError([f'{problem}; {REPAIR}' for problem in problems])
     for problem in problems:
         log.warning('%s: dropped', problem)
-    if not identities:
+    if identity is None:
         return None
-    known = [entry for attempt in identities for entry in items.get(attempt, ())]
+
+    starts: list[float] = []
+    results: dict[ItemKey, ItemResult] = {}
+    suspects: dict[ItemKey, ItemResult] = {}
+    for attempt in attempts.values():
+        if attempt.started is not None:  # else its items may be of any model
+            starts.append(attempt.started)
+            results.update(attempt.results)
+            suspects.update(attempt.suspects)
     return Finished(
-        identity=next(iter(identities.values())),
-        started=min(started.values()),
-        seconds=sum(seconds.values()),
-        results={result.key: result for kind, result in known if kind == ITEM},
-        suspects={result.key: result for kind, result in known if kind == SUSPECT},
+        identity=identity,
+        started=min(starts),
+        seconds=sum(attempt.seconds for attempt in attempts.values()),
+        results=results,
+        suspects=suspects,
     )
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The entries of one attempt, of all its ranks; `started` is None unless a file of it has the identity."""
+
+    started: float | None = None
+    seconds: float = 0.0  # from its start to its last item
+    results: dict[ItemKey, ItemResult] = field(default_factory=dict)
+    suspects: dict[ItemKey, ItemResult] = field(default_factory=dict)
+
+    def begin(self, entry: Mapping[str, Any]) -> None:
+        """Take the first entry of a file, with the identity. Raise KeyError, TypeError or ValueError."""
+        started = float(entry['started'])
+        if self.started is None:
+            self.started = started
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Take the entry of an item. Raise KeyError, TypeError or ValueError."""
+        if ITEM in entry:
+            result = parse_sample(entry['task'], entry[ITEM])
+            self.results[result.key] = result
+        else:
+            result = parse_sample(entry['task'], entry[SUSPECT])
+            self.suspects[result.key] = result
+        self.seconds = max(self.seconds, float(entry['seconds']))
 
 
 def entries(path: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
@@ -205,15 +247,13 @@ def num_finished(folder: Path) -> int:
 
     Unlike `read_journal` this checks and logs nothing: it is for the message of an interrupted evaluation.
     """
-    finished: set[ItemKey] = set()
+    attempt = Attempt()
     for path in (folder / JOURNAL).glob('*-rank*.jsonl'):
         with contextlib.suppress(OSError):
             for line in filter(None, payloads(path.read_bytes())):
                 with contextlib.suppress(KeyError, TypeError, ValueError):
-                    entry = json.loads(line)
-                    if ITEM in entry:
-                        finished.add(parse_sample(entry['task'], entry[ITEM]).key)
-    return len(finished)
+                    attempt.add(json.loads(line))
+    return len(attempt.results)
 
 
 def next_attempt(folder: Path) -> int:

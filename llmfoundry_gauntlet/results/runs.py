@@ -61,18 +61,22 @@ class Run(Scores):
     @cached_property
     def results(self) -> dict[str, tuple[ItemResult, ...]]:
         """Return the items of each task. Raise RecordError."""
-        counts = {key: entry.num_items for key, entry in self.scores.tasks.items()}
-        counts.update({entry.task: entry.num_items for entry in (self.scores.score or {}).values()})
-        results = {}
+        recorded_counts = {key: task.num_items for key, task in self.scores.tasks.items()}
+        recorded_counts.update({dataset.task: dataset.num_items for dataset in (self.scores.score or {}).values()})
+        results_by_task = {}
         for key in self.tasks:
-            found = results[key] = read_samples(self.folder, key)
-            num_items = len({result.key for result in found})
-            if not num_items == len(found) == counts[key]:
-                lines = f'{plural(len(found), "line")} of {plural(num_items, "item")}'
+            results = read_samples(self.folder, key)
+            # A duplicate may be in the place of a lost line, so both lines and items are counted.
+            num_lines = len(results)
+            num_items = len({result.key for result in results})
+            if not num_items == num_lines == recorded_counts[key]:
+                lines = f'{plural(num_lines, "line")} of {plural(num_items, "item")}'
                 raise RecordError(
-                    f'{samples_file(self.folder, key)}: has {lines}, but {RESULTS} says {counts[key]}; evaluate again'
+                    f'{samples_file(self.folder, key)}: has {lines}, but {RESULTS} says {recorded_counts[key]}; '
+                    'evaluate again'
                 )
-        return results
+            results_by_task[key] = results
+        return results_by_task
 
     @property
     def tasks(self) -> dict[str, Task]:
@@ -92,8 +96,10 @@ class Run(Scores):
     @property
     def origins(self) -> dict[str, str | None]:
         """Return the origin of the data of each task that was run, SCORE's too; `None` if unknown."""
-        tasks = {key: task.data_origin for key, task in self.scores.tasks.items() if task.metrics is not None}
-        return tasks | {entry.task: entry.data_origin for entry in (self.scores.score or {}).values()}
+        origins = {key: task.data_origin for key, task in self.scores.tasks.items() if task.metrics is not None}
+        for dataset in (self.scores.score or {}).values():
+            origins[dataset.task] = dataset.data_origin
+        return origins
 
     @cached_property
     def headline(self) -> dict[tuple[str, str], ScoreRow]:
@@ -101,33 +107,40 @@ class Run(Scores):
 
         These are the accuracy of each task, categories, averages, and accuracy and consistency of SCORE.
         """
-        found: dict[tuple[str, str], ScoreRow] = {}
-        for row in (row for row in self.rows if row.part is None):
-            names = [row.name]  # a task's first number is its accuracy
-            if row.kind == 'perturbation':
-                names = [f'{score_name(row)} {metric}' for metric in SHOWN_OF_SCORE if row.metric in (metric, None)]
-            for name in names:
-                found.setdefault((row.kind, name), row)
-        return found
+        scores: dict[tuple[str, str], ScoreRow] = {}
+        for row in self.rows:
+            if row.part is not None:
+                continue
+            if row.kind != 'perturbation':
+                scores.setdefault((row.kind, row.name), row)  # a task's first number is its accuracy
+                continue
+            for metric in SHOWN_OF_SCORE:
+                if row.metric in (metric, None):  # None for the reason why a perturbation was not run
+                    scores.setdefault((row.kind, f'{score_name(row)} {metric}'), row)
+        return scores
 
     @property
     def task_categories(self) -> dict[str, str]:
         """Return the first category of the gauntlet that counts each task."""
+        category_of_task: dict[str, str] = {}
         composites = self.scores.composites
-        categories = composites.gauntlet.categories if composites is not None else ()
-        return {one.key: category.name for category in reversed(categories) for one in category.benchmarks}
+        if composites is not None:
+            for category in reversed(composites.gauntlet.categories):  # so that the first one is written last
+                for benchmark in category.benchmarks:
+                    category_of_task[benchmark.key] = category.name
+        return category_of_task
 
 
 def recorded_run(folder: Path, record: Mapping[str, Any]) -> Run:
     """Return a record as a run. Raise RecordError naming the file and each invalid key."""
     problems = Problems(str(folder / RESULTS))
     scores: ResultsRecord | None = decode(ResultsRecord, record, '', problems)
-    parts = [] if scores is None else list(score_rows(scores, problems))
+    fields_of_rows = [] if scores is None else list(score_rows(scores, problems))
     if scores is None or problems.messages:
         raise RecordError([f'{problem}; evaluate again' for problem in problems.messages])
     training = scores.training or {}
     point: dict[str, Any] = {'run': str(folder), 'batch': training.get('batch'), 'token': training.get('token')}
-    rows = tuple(ScoreRow(**point, **part) for part in parts)
+    rows = tuple(ScoreRow(**point, **fields_of_row) for fields_of_row in fields_of_rows)
     return Run(folder=folder, record=record, scores=scores, rows=rows)
 
 
@@ -140,8 +153,11 @@ def read_run(folder: str | Path) -> Run:
 
 def find_evaluations(folders: Sequence[Path]) -> list[Run]:
     """Return the evaluations at or below each folder, each once, in the order of training. Raise RecordError."""
-    found = {path.resolve(): (path, record) for folder in folders for path, record in find_results(folder)}
-    return [recorded_run(path, record) for path, record in found.values()]
+    records = {}
+    for folder in folders:
+        for path, record in find_results(folder):
+            records[path.resolve()] = path, record
+    return [recorded_run(path, record) for path, record in records.values()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,27 +179,38 @@ def find_runs(folders: Sequence[Path]) -> list[RunSeries]:
     Sibling folders with evaluations of different training batches are one run; every other evaluation is a run of its
     own. Raise RecordError for a damaged record, ConfigError for more runs than a page can show.
     """
-    found = {place.resolve(): (place, run) for folder in folders for place, run in runs_below(folder)}
-    if len(found) > MAX_RUNS:
-        named = ', '.join(str(place) for place, _ in list(found.values())[:3])
-        raise ConfigError(f'there are {len(found)} runs ({named}, ...); a page shows at most {MAX_RUNS}: name fewer')
-    if len(found) == 1:
-        return [RunSeries(name=str(place), evaluations=run) for place, run in found.values()]
-    names = short_names([place for place, _ in found.values()])
-    return [RunSeries(name=name, evaluations=run) for name, (_, run) in zip(names, found.values(), strict=True)]
+    runs = {}  # a folder that is given twice, perhaps by another name, is one run
+    for folder in folders:
+        for path, evaluations in runs_below(folder):
+            runs[path.resolve()] = path, evaluations
+    paths = [path for path, _ in runs.values()]
+    if len(paths) > MAX_RUNS:
+        named = ', '.join(map(str, paths[:3]))
+        raise ConfigError(f'there are {len(paths)} runs ({named}, ...); a page shows at most {MAX_RUNS}: name fewer')
+
+    names = [str(paths[0])] if len(paths) == 1 else short_names(paths)
+    return [
+        RunSeries(name=name, evaluations=evaluations)
+        for name, (_, evaluations) in zip(names, runs.values(), strict=True)
+    ]
 
 
 def runs_below(folder: Path) -> Iterator[tuple[Path, list[Run]]]:
     """Yield the runs at or below one folder, in the order of their paths."""
-    groups: dict[Path, list[Run]] = {}
-    for found in sorted(find_evaluations([folder]), key=lambda one: one.folder):
-        groups.setdefault(found.folder.parent, []).append(found)
-    for parent, members in groups.items():
-        batches = {member.batch for member in members}
-        if len(members) > 1 and None not in batches and len(batches) == len(members):
-            yield parent, sorted(members, key=lambda member: member.batch or 0)
+    evaluations = find_evaluations([folder])
+    evaluations.sort(key=lambda evaluation: evaluation.folder)
+    siblings_by_parent: dict[Path, list[Run]] = {}
+    for evaluation in evaluations:
+        siblings_by_parent.setdefault(evaluation.folder.parent, []).append(evaluation)
+
+    for parent, siblings in siblings_by_parent.items():
+        batches = {evaluation.batch for evaluation in siblings}
+        is_training = len(siblings) > 1 and None not in batches and len(batches) == len(siblings)
+        if is_training:
+            yield parent, sorted(siblings, key=lambda evaluation: evaluation.batch or 0)
         else:
-            yield from ((member.folder, [member]) for member in members)
+            for evaluation in siblings:
+                yield evaluation.folder, [evaluation]
 
 
 def finished_run(folder: Path) -> Finished | None:
@@ -191,9 +218,11 @@ def finished_run(folder: Path) -> Finished | None:
     run = read_run(folder)
     if run.record.get('identity') is None:
         return None
-    results = {result.key: result for items in run.results.values() for result in items}
+    results = {result.key: result for of_task in run.results.values() for result in of_task}
     timing = run.record['timing']
-    started = timing.get('started') and datetime.fromisoformat(timing['started']).timestamp()
+    started = None
+    if timing.get('started') is not None:  # 0.1.0 did not record it
+        started = datetime.fromisoformat(timing['started']).timestamp()
     return Finished(identity=run.record['identity'], started=started, seconds=timing['seconds'], results=results)
 
 
@@ -205,17 +234,21 @@ def read_runs(run: str | Path) -> list[Run]:
 def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
     """Return the data of a recorded evaluation, without its rows."""
     problems = Problems(str(path))
-    asked = {**record['tasks'], **{entry['task']: entry for entry in (record['score'] or {}).values()}}
-    lacking = [key for key, entry in asked.items() if 'spec' not in entry and 'reason' not in entry]
+    datasets = (record['score'] or {}).values()
+    entries = {**record['tasks'], **{entry['task']: entry for entry in datasets}}
+    lacking = [key for key, entry in entries.items() if 'spec' not in entry and 'reason' not in entry]
     if lacking:
         raise ConfigError(f'it does not say how {", ".join(lacking)} was asked')
-    tasks = recorded_tasks([entry['spec'] for entry in asked.values() if 'spec' in entry], problems)
+    tasks = recorded_tasks([entry['spec'] for entry in entries.values() if 'spec' in entry], problems)
+
     gauntlet = None
     if record['composites'] is not None:
         gauntlet = decode(GauntletSpec, record['composites']['gauntlet'], 'gauntlet', problems)
+
+    # The record also has values that the evaluation found, such as its tokenizer, and the sandbox of its machine.
     names = {field.name for field in fields(EvaluationSettings)}
-    given = {key: value for key, value in record['config'].items() if key in names} | {'sandbox': AUTO}
-    settings: EvaluationSettings | None = decode(EvaluationSettings, given, 'config', problems)
+    given = {key: value for key, value in record['config'].items() if key in names}
+    settings: EvaluationSettings | None = decode(EvaluationSettings, {**given, 'sandbox': AUTO}, 'config', problems)
     if problems.messages or settings is None:
         raise ConfigError(problems.messages)
     return EvaluationData(
@@ -227,12 +260,17 @@ def recorded_data(record: Mapping[str, Any], path: Path) -> EvaluationData:
         ),
         examples={},
         unsupported={key: entry['reason'] for key, entry in record['tasks'].items() if 'spec' not in entry},
-        absent={entry['task']: tuple(entry['absent_files']) for entry in (record['score'] or {}).values()},
-        subset_sizes={key: entry['subset_items'] for key, entry in asked.items() if entry.get('subset_items')},
-        origins={key: entry['data_origin'] for key, entry in asked.items() if entry.get('data_origin')},
-        num_rows={key: entry['num_rows'] for key, entry in asked.items() if entry.get('num_rows')},
-        digests={key: entry['data_sha256'] for key, entry in asked.items() if 'data_sha256' in entry},
+        absent={entry['task']: tuple(entry['absent_files']) for entry in datasets},
+        subset_sizes=given_in(entries, 'subset_items'),
+        origins=given_in(entries, 'data_origin'),
+        num_rows=given_in(entries, 'num_rows'),
+        digests=given_in(entries, 'data_sha256'),
     )
+
+
+def given_in(entries: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Return the value of this name for each task whose entry has one."""
+    return {key: entry[name] for key, entry in entries.items() if entry.get(name)}
 
 
 def recorded_tasks(specs: Sequence[Mapping[str, Any]], problems: Problems) -> list[Task]:
@@ -272,10 +310,11 @@ def scores_frame(scored: Scored | Iterable[Scored]) -> Any:
     """
     pd = importlib.import_module('pandas')  # untyped
 
-    found = [asdict(row) for run, _ in recorded(scored) for row in run.rows]
-    frame = pd.DataFrame(found, columns=[field.name for field in fields(ScoreRow)])
+    rows = [asdict(row) for run, _ in recorded(scored) for row in run.rows]
+    frame = pd.DataFrame(rows, columns=[field.name for field in fields(ScoreRow)])
     integers = dict.fromkeys(('batch', 'token', 'num_items'), 'Int64')
-    return frame.astype({**integers, **dict.fromkeys(('value', 'standard_error', 'low', 'high', 'chance'), 'float64')})
+    numbers = dict.fromkeys(('value', 'standard_error', 'low', 'high', 'chance'), 'float64')
+    return frame.astype({**integers, **numbers})
 
 
 def samples_frame(scored: Scored | Iterable[Scored]) -> Any:
@@ -287,21 +326,21 @@ def samples_frame(scored: Scored | Iterable[Scored]) -> Any:
     """
     pd = importlib.import_module('pandas')  # untyped
 
-    rows = [
-        {'run': str(run.folder), 'batch': run.batch, 'task': task, **json.loads(sample_line(result))}
-        for run, items in recorded(scored)
-        for task, results in items.items()
-        for result in results
-    ]
+    rows = []
+    for run, results_by_task in recorded(scored):
+        for task, results in results_by_task.items():
+            names = {'run': str(run.folder), 'batch': run.batch, 'task': task}
+            rows += [{**names, **json.loads(sample_line(result))} for result in results]
     frame = pd.DataFrame(rows)
     return frame.astype({'batch': 'Int64'}) if rows else frame
 
 
 def recorded(scored: Scored | Iterable[Scored]) -> Iterator[tuple[Run, Mapping[str, Sequence[ItemResult]]]]:
     """Yield each evaluation as a run, with its items; without a folder it is 'evaluation 1', 'evaluation 2', ..."""
-    for number, one in enumerate([scored] if isinstance(scored, Evaluation | Run) else scored, 1):
-        if isinstance(one, Run):
-            yield one, one.results
+    evaluations = [scored] if isinstance(scored, Evaluation | Run) else scored
+    for number, evaluation in enumerate(evaluations, 1):
+        if isinstance(evaluation, Run):
+            yield evaluation, evaluation.results
         else:
-            folder = Path(one.data.settings.save_folder or f'evaluation {number}')
-            yield recorded_run(folder, results_record(one)), one.results
+            folder = Path(evaluation.data.settings.save_folder or f'evaluation {number}')
+            yield recorded_run(folder, results_record(evaluation)), evaluation.results

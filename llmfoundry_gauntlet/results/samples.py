@@ -18,9 +18,13 @@ from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
 SAMPLES = 'samples'
 NONE = type(None)
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # json.dumps would make a new one for every line
-# Earlier versions' names to current ones.
-RENAMED_FIELDS = {'credit': 'score', 'marks': 'metrics', 'truncated': 'prompt_shortened'}
-RENAMED_REASONS = {  # earlier versions' wording to the current one
+# What 0.1.0 wrote, and what it is now.
+RENAMED_FIELDS = {
+    'credit': 'score',
+    'marks': 'metrics',
+    'truncated': 'prompt_shortened',
+}
+RENAMED_REASONS = {
     'cut at the token limit': 'truncated at the token limit',
     'no answer found in the reply': 'no answer found in the generation',
     'empty reply': 'empty generation',
@@ -64,7 +68,7 @@ ONLY_IF_ANY: dict[str, Any] = {  # fields that are left out if they are empty, a
     'metrics': {},
     'facts': {},
 }
-ABSENT = {'num_shots': None, **ONLY_IF_ANY}  # earlier versions did not write num_shots
+ABSENT = {'num_shots': None, **ONLY_IF_ANY}  # 0.1.0 did not write num_shots
 
 
 class FieldError(ValueError):
@@ -105,15 +109,16 @@ def prompts_of(
         digests.setdefault(shared_key(result.key), set()).add(result.prompt_sha256)
     asked = [example for example in examples if task.item_key(example) in digests]
     for example, shots in task.examples_with_shots(examples, asked):
-        wanted, prompts = digests[task.item_key(example)], {}
+        key = task.item_key(example)
+        prompts: dict[str, Prompt] = {}
         with suppress(UnicodeEncodeError):  # half a surrogate pair, which no prompt that was sent has
             for num_dropped in range(len(shots) + 1):
                 prompt = task.prompt(example, shots[num_dropped:])
-                if (digest := prompt.sha256) in wanted:
-                    prompts[digest] = prompt
-                if len(prompts) == len(wanted):
+                if prompt.sha256 in digests[key]:
+                    prompts[prompt.sha256] = prompt
+                if len(prompts) == len(digests[key]):
                     break
-        yield task.item_key(example), prompts
+        yield key, prompts
 
 
 def sample_line(
@@ -125,41 +130,49 @@ def sample_line(
         sample.update(prompt=text_of(prompt), choices=prompt.continuations)
     if result.logprobs is not None:
         sample['logprobs'] = [value if math.isfinite(value) else None for value in result.logprobs]
-    sample = {name: value for name, value in sample.items() if value or name not in ONLY_IF_ANY}
-    return ENCODER.encode(sample)
+    shown = {name: value for name, value in sample.items() if value or name not in ONLY_IF_ANY}
+    return ENCODER.encode(shown)
 
 
 def parse_sample(task: str, sample: Mapping[str, Any]) -> ItemResult:
     """Return the item result from a line's JSON. Raise KeyError, TypeError or ValueError if it is invalid."""
-    sample = ABSENT | {RENAMED_FIELDS.get(name, name): value for name, value in dict(sample).items()}
-    values = {name: sample[name] for name in FIELDS}
+    values = dict(ABSENT)
+    for name, value in dict(sample).items():
+        values[RENAMED_FIELDS.get(name, name)] = value
+    values = {name: values[name] for name in FIELDS}  # without the texts of prompts
     check_fields(values)
     int(values['cluster'] or '0', 16)  # raises ValueError unless it is hexadecimal
+
+    for name, types in FIELDS.items():
+        if list in types:
+            values[name] = numbers(values[name])
+    values['metrics'] = {RENAMED.get(name, name): value for name, value in values['metrics'].items()}
+    values['reason'] = current_reason(values['reason'])
     del values['status']  # which follows from the score
     key = ItemKey(task=task, **{name: values.pop(name) for name in OF_KEY})
-    values.update((name, numbers(values[name])) for name, kinds in FIELDS.items() if list in kinds)
-    metrics = {RENAMED.get(name, name): value for name, value in values.pop('metrics').items()}
-    return ItemResult(key=key, **{**values, 'metrics': metrics, 'reason': current_reason(values['reason'])})
+    return ItemResult(key=key, **values)
 
 
 def current_reason(reason: str | None) -> str | None:
     """Return a reason in this version's wording."""
+    if reason is None:
+        return None
     for old, new in RENAMED_REASONS.items():
-        reason = reason and reason.replace(old, new)
+        reason = reason.replace(old, new)
     return reason
 
 
 def check_fields(sample: Mapping[str, Any]) -> None:
     """Raise FieldError for a value, or an element of one, whose type is not exactly one of its field's."""
-    for name, kinds in FIELDS.items():
-        if type(value := sample[name]) not in kinds:
+    for name, types in FIELDS.items():
+        value = sample[name]
+        if type(value) not in types:
             raise FieldError(f'{name} is {describe(value)}')
         if name in ELEMENTS and value:
-            of_elements = ELEMENTS[name]
-            pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            for place, element in pairs:
-                if type(element) not in of_elements:
-                    where = f'{name}.{place}' if isinstance(value, dict) else f'{name}[{place}]'
+            is_mapping = isinstance(value, dict)
+            for place, element in value.items() if is_mapping else enumerate(value):
+                if type(element) not in ELEMENTS[name]:
+                    where = f'{name}.{place}' if is_mapping else f'{name}[{place}]'
                     raise FieldError(f'{where} is {describe(element)}')
 
 

@@ -55,13 +55,19 @@ class CommonItems:
 
 def common_items(runs: Sequence[Run], task: str, *, scored: bool) -> CommonItems:
     """Return the items of a task that all runs have in common; with `scored`, only those scored in all."""
-    parts = [
-        {result.key: result for result in run.results[task] if not scored or result.score is not None} for run in runs
-    ]
+    results_of_runs = []
+    for run in runs:
+        results = [result for result in run.results[task] if not scored or result.score is not None]
+        results_of_runs.append({result.key: result for result in results})
+    shared = [key for key in results_of_runs[0] if all(key in results for results in results_of_runs)]
+
     differing = differing_settings([prompt_settings(run, task) for run in runs])
-    shared = [key for key in parts[0] if all(key in part for part in parts)]
     same_limits = not LIMITS & differing.keys()
-    keys = {key for key in shared if same_prompt([part[key] for part in parts], same_limits=same_limits)}
+    keys = set()
+    for key in shared:
+        results_of_item = [results[key] for results in results_of_runs]
+        if same_prompt(results_of_item, same_limits=same_limits):
+            keys.add(key)
     return CommonItems(
         keys=frozenset(keys),
         num_items=tuple(len(run.results[task]) for run in runs),
@@ -101,20 +107,21 @@ def prompt_settings(run: Run, task: str) -> dict[str, Any]:
 
 def differing_settings(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the settings that differ among the runs by name, such as 'max_seq_len 1024 / 2048'."""
-    found = {}
-    for name in dict.fromkeys(name for of_run in settings for name in of_run):
-        values = [of_run.get(name) for of_run in settings]
-        texts = dict.fromkeys(shown(value) for value in values)
+    differing = {}
+    for name in dict.fromkeys(name for settings_of_run in settings for name in settings_of_run):
+        values = [settings_of_run.get(name) for settings_of_run in settings]
+        texts = dict.fromkeys(map(shown, values))
         if len(texts) > 1 and not (name == TOKENIZER and None in values):
-            found[name] = f'{name} {" / ".join(texts)}'
-    return found
+            differing[name] = f'{name} {" / ".join(texts)}'
+    return differing
 
 
 def shown(value: Any) -> str:
-    """Return a setting in one line; texts with white space in quotes."""
+    """Return a setting in one line; texts with white space at their ends or line breaks in quotes."""
     if value is None:
         return 'none'
-    text = value if isinstance(value, str) and value and value == value.strip() and value.isprintable() else repr(value)
+    is_plain = isinstance(value, str) and value and value == value.strip() and value.isprintable()
+    text = value if is_plain else repr(value)
     return text if len(text) <= MAX_SHOWN else f'{text[:MAX_SHOWN]}...'
 
 
@@ -151,16 +158,15 @@ def compare_runs(first: Run, second: Run, *, metric: str | None = None, allow_mi
     `corrected` does so for several. Raise RecordError if the runs have no task, or no item of any task, in common.
     """
     who = f'{first.folder} and {second.folder} have'
-    asked, common, (ours, theirs) = measured([first, second], who, metric=metric, allow_missing=allow_missing)
+    asked, common, (of_first, of_second) = measured([first, second], who, metric=metric, allow_missing=allow_missing)
     counts = item_counts(asked, common)
-    groups = {
-        kind: {
-            name: difference(measure, theirs[kind][name], counts[kind][name])
-            for name, measure in group.items()
-            if name in theirs[kind]
+    groups: dict[str, dict[str, Difference]] = {}
+    for kind, measures_of_first in of_first.items():
+        measures_of_second = of_second[kind]
+        names = [name for name in measures_of_first if name in measures_of_second]
+        groups[kind] = {
+            name: difference(measures_of_first[name], measures_of_second[name], counts[kind][name]) for name in names
         }
-        for kind, group in ours.items()
-    }
     comparison = Comparison(
         first=str(first.folder),
         second=str(second.folder),
@@ -180,8 +186,8 @@ def measured(
     with Comparer() as comparer:
         evaluations = [rescored(run, runs, common, comparer, allow_missing=allow_missing) for run in runs]
     names = metric_names(evaluations[0].tasks, common, metric)
-    found = [measures(one, names, common, with_others=metric is None) for one in evaluations]
-    return evaluations[0], common, found
+    of_runs = [measures(evaluation, names, common, with_others=metric is None) for evaluation in evaluations]
+    return evaluations[0], common, of_runs
 
 
 def common_by_task(runs: Sequence[Run], who: str, *, scored: bool) -> dict[str, CommonItems]:
@@ -216,8 +222,10 @@ def rescored(
     absent = {key: items.reason for key, items in common.items() if items.reason is not None}
     data = replace(asked.data, unsupported={**asked.data.unsupported, **absent})
     evaluation = summarize(data, asked.tasks, results, {}, comparer=comparer, allow_missing=allow_missing)
-    ran = {key for one in runs for key in one.results}
-    return without_partial_averages(evaluation, ran - {key for key, items in common.items() if items.keys})
+    # llm-foundry's averages are over the benchmarks that ran; here, over those that ran in any of the runs.
+    ran = {key for other in runs for key in other.results}
+    compared = {key for key, items in common.items() if items.keys}
+    return without_partial_averages(evaluation, ran - compared)
 
 
 def without_partial_averages(evaluation: Evaluation, left_out: set[str]) -> Evaluation:
@@ -237,19 +245,25 @@ def measures(
     evaluation: Evaluation, names: Mapping[str, str], common: Mapping[str, CommonItems], *, with_others: bool
 ) -> dict[str, dict[str, Measure]]:
     """Return a metric of each task, and `with_others` composites and SCORE's accuracy and consistency, by group."""
-    found: dict[str, dict[str, Measure]] = {'tasks': {}, 'composites': {}, 'score': {}}
+    tasks: dict[str, Measure] = {}
     for key, name in names.items():
         reason = common[key].reason
-        known = reason is None
-        found['tasks'][key] = evaluation.scores[key].metrics[name] if known else Measure(value=None, reason=reason)
-    if with_others and evaluation.composites is not None:
-        found['composites'].update(evaluation.composites.by_name)
-    for name, score in perturbations(evaluation) if with_others else ():
+        if reason is None:
+            tasks[key] = evaluation.scores[key].metrics[name]
+        else:
+            tasks[key] = Measure(value=None, reason=reason)
+    if not with_others:
+        return {'tasks': tasks, 'composites': {}, 'score': {}}
+
+    composites = {} if evaluation.composites is None else dict(evaluation.composites.by_name)
+    score: dict[str, Measure] = {}
+    for name, of_perturbation in perturbations(evaluation):
         for metric in SCORED:
-            one: Measure = getattr(score, metric)
-            reason = NO_COMMON_ITEM if one.reason == NO_ITEMS else one.reason
-            found['score'][f'{name} {metric}'] = replace(one, reason=reason)
-    return found
+            measure: Measure = getattr(of_perturbation, metric)
+            if measure.reason == NO_ITEMS:
+                measure = replace(measure, reason=NO_COMMON_ITEM)
+            score[f'{name} {metric}'] = measure
+    return {'tasks': tasks, 'composites': composites, 'score': score}
 
 
 def perturbations(evaluation: Evaluation) -> Iterator[tuple[str, PerturbationScore]]:
@@ -260,14 +274,19 @@ def perturbations(evaluation: Evaluation) -> Iterator[tuple[str, PerturbationSco
 
 def item_counts(evaluation: Evaluation, common: Mapping[str, CommonItems]) -> dict[str, dict[str, int]]:
     """Return the number of items, or of SCORE questions, of each measure."""
+    composites = {}
     gauntlet = evaluation.data.suite.gauntlet
-    tasks = {} if gauntlet is None else tasks_of_composites(gauntlet)
-    num_items = {key: score.num_items for key, score in evaluation.scores.items()}
-    return {
-        'tasks': {key: len(items.keys) for key, items in common.items()},
-        'composites': {name: sum(num_items.get(key, 0) for key in keys) for name, keys in tasks.items()},
-        'score': {f'{n} {metric}': score.num_questions for n, score in perturbations(evaluation) for metric in SCORED},
-    }
+    if gauntlet is not None:
+        for name, keys in tasks_of_composites(gauntlet).items():
+            composites[name] = sum(evaluation.scores[key].num_items for key in keys if key in evaluation.scores)
+
+    score = {}
+    for name, of_perturbation in perturbations(evaluation):
+        for metric in SCORED:
+            score[f'{name} {metric}'] = of_perturbation.num_questions
+
+    tasks = {key: len(items.keys) for key, items in common.items()}
+    return {'tasks': tasks, 'composites': composites, 'score': score}
 
 
 def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | None) -> dict[str, str]:
@@ -275,39 +294,45 @@ def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | N
 
     Raise ConfigError if no task has the given metric.
     """
-    metric = RENAMED.get(metric or '', metric)
-    known = {key: [one.name for one in tasks[key].metrics()] for key in keys}
-    names = {key: metric or found[0] for key, found in known.items() if found and metric in (None, *found)}
-    if metric is not None and not names:
-        allowed = sorted({name for found in known.values() for name in found})
+    names_by_task = {key: [measured.name for measured in tasks[key].metrics()] for key in keys}
+    if metric is None:
+        return {key: names[0] for key, names in names_by_task.items() if names}
+
+    metric = RENAMED.get(metric, metric)
+    having = [key for key, names in names_by_task.items() if metric in names]
+    if not having:
+        allowed = sorted({name for names in names_by_task.values() for name in names})
         raise ConfigError(f'--metric: no task has {metric!r}; allowed: {", ".join(allowed)}')
-    return names
+    return dict.fromkeys(having, metric)
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return comparisons shown together with their p-values corrected for the number of all of a kind (Holm)."""
-    p_values: dict[str, list[float | None]] = {}
+    kinds = dict.fromkeys(kind for comparison in comparisons for kind in comparison.groups)
+    for kind in kinds:
+        comparisons = corrected_of_kind(comparisons, kind)
+    return list(comparisons)
+
+
+def corrected_of_kind(comparisons: Sequence[Comparison], kind: str) -> list[Comparison]:
+    """Return the comparisons with the p-values of one kind, such as 'tasks', corrected for the number of all of it."""
+    p_values = [compared.p_value for comparison in comparisons for compared in comparison.groups[kind].values()]
+    corrected_values = iter(holm(p_values))
+    with_corrected = []
     for comparison in comparisons:
-        for kind, group in comparison.groups.items():
-            p_values.setdefault(kind, []).extend(one.p_value for one in group.values())
-    left = {kind: iter(holm(found)) for kind, found in p_values.items()}
-    return [
-        replace(
-            comparison,
-            groups={
-                kind: {name: replace(one, p_holm=next(left[kind])) for name, one in group.items()}
-                for kind, group in comparison.groups.items()
-            },
-        )
-        for comparison in comparisons
-    ]
+        group = {
+            name: replace(compared, p_holm=next(corrected_values)) for name, compared in comparison.groups[kind].items()
+        }
+        with_corrected.append(replace(comparison, groups={**comparison.groups, kind: group}))
+    return with_corrected
 
 
 def different_prompts(common: Mapping[str, CommonItems]) -> Iterable[str]:
     """Yield the number of items with different prompts by task, one line for each set of differing settings."""
     tasks: dict[str, list[str]] = {}
     for key, items in common.items():
-        if num_different := items.num_shared - len(items.keys):
+        num_different = items.num_shared - len(items.keys)
+        if num_different > 0:
             tasks.setdefault(items.causes, []).append(f'{key} {num_different} of {items.num_shared}')
     for causes, parts in tasks.items():
         yield f'items with different prompts are left out ({causes}): {", ".join(parts)}'
@@ -316,8 +341,9 @@ def different_prompts(common: Mapping[str, CommonItems]) -> Iterable[str]:
 def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iterable[str]:
     """Yield the number of items left out, and the differences between two runs besides the model."""
     yield from different_prompts(common)
-    for one, other in ((first, second), (second, first)):
-        if lacking := [key for key in one.results if key not in other.results]:
+    for run, other in ((first, second), (second, first)):
+        lacking = [key for key in run.results if key not in other.results]
+        if lacking:
             yield f'{other.folder} has no {", ".join(lacking)}'
     for key, items in common.items():
         if max(items.num_items) > items.num_shared:
@@ -352,14 +378,14 @@ def trends(runs: Sequence[Run], *, metric: str | None = None, allow_missing: boo
             f'({", ".join(map(str, batches))}); name the runs one by one to compare them'
         )
     who = f'{folder}: the evaluations have'
-    _, common, found = measured(runs, who, metric=metric, allow_missing=allow_missing)
+    _, common, measures_of_runs = measured(runs, who, metric=metric, allow_missing=allow_missing)
     scores: dict[str, list[Measure]] = {}
-    for one in found:
-        for name, measure in {**one['tasks'], **one['composites']}.items():
+    for of_run in measures_of_runs:
+        for name, measure in {**of_run['tasks'], **of_run['composites']}.items():
             scores.setdefault(name, []).append(measure)
     return Trends(
         batches=known,
         trends={name: trend(known, of_score) for name, of_score in scores.items()},
-        composites=frozenset(found[0]['composites']),
+        composites=frozenset(measures_of_runs[0]['composites']),
         warnings=tuple(different_prompts(common)),
     )

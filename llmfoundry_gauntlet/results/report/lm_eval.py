@@ -35,24 +35,29 @@ NO_ERROR = 'N/A'  # in place of a standard error, as in lm-eval
 
 def lm_eval_record(evaluation: Run) -> dict[str, Any]:
     """Return the tasks that have a score, with their settings, and those of the evaluation."""
-    results, record = evaluation.scores, evaluation.record
-    model, config, environment = (record.get(key) or {} for key in ('model', 'config', 'environment'))
-    tasks = {key: task for key, task in results.tasks.items() if named_measures(task)}
-    names = task_names(tasks)
-    scores = {names[key]: named_measures(task) for key, task in tasks.items()}
-    name = str(model.get('name') or '')
+    record = evaluation.record
+    model = record.get('model') or {}
+    config = record.get('config') or {}
+    environment = record.get('environment') or {}
+    name_of_model = str(model.get('name') or '')
     started = record['timing'].get('started')
+
+    # Our key and record of each task, by its name in lm-eval.
+    tasks = {key: task for key, task in evaluation.scores.tasks.items() if named_measures(task)}
+    keys = {name: key for key, name in task_names(tasks).items()}
+    measures = {name: named_measures(tasks[key]) for name, key in keys.items()}
+    records = {name: record['tasks'][key] for name, key in keys.items()}
     return {
-        'results': {task: lm_eval_values(task, found) for task, found in scores.items()},
-        'group_subtasks': {task: [] for task in scores},
-        'configs': {names[key]: config_of(names[key], key, record['tasks'][key]) for key in tasks},
-        'versions': dict.fromkeys(scores, record.get('package_version')),
-        'n-shot': {names[key]: num_shots(key) for key in tasks},
-        'higher_is_better': {task: dict.fromkeys(found, True) for task, found in scores.items()},
-        'n-samples': {names[key]: counts_of(task, record['tasks'][key].get('num_rows')) for key, task in tasks.items()},
+        'results': {name: lm_eval_values(name, of_task) for name, of_task in measures.items()},
+        'group_subtasks': {name: [] for name in keys},
+        'configs': {name: config_of(name, key, records[name]) for name, key in keys.items()},
+        'versions': dict.fromkeys(keys, record.get('package_version')),
+        'n-shot': {name: num_shots(key) for name, key in keys.items()},
+        'higher_is_better': {name: dict.fromkeys(of_task, True) for name, of_task in measures.items()},
+        'n-samples': {name: counts_of(tasks[key], records[name].get('num_rows')) for name, key in keys.items()},
         'config': {
             'model': model.get('class'),
-            'model_args': f'pretrained={name}',
+            'model_args': f'pretrained={name_of_model}',
             'model_num_parameters': model.get('num_parameters'),
             'batch_size': None,
             'device': environment.get('device'),
@@ -63,9 +68,9 @@ def lm_eval_record(evaluation: Run) -> dict[str, Any]:
         'transformers_version': environment.get('transformers'),
         'max_length': config.get('max_seq_len'),
         'model_source': 'llmfoundry-gauntlet',
-        'model_name': name,
-        'model_name_sanitized': re.sub(r'[\"<>:/|\\?*\[\]]+', '__', name),
-        'total_evaluation_time_seconds': str(results.timing.seconds),
+        'model_name': name_of_model,
+        'model_name_sanitized': re.sub(r'[\"<>:/|\\?*\[\]]+', '__', name_of_model),
+        'total_evaluation_time_seconds': str(evaluation.scores.timing.seconds),
     }
 
 
@@ -83,22 +88,22 @@ def num_shots(key: str) -> int:
 
 def named_measures(task: TaskRecord) -> dict[str, MeasureRecord]:
     """Return the metrics that have a value and a name in lm-eval, by that name."""
-    found = {}
+    measures = {}
     for name, measure in (task.metrics or {}).items():
-        known = name.replace(PASS_AT, 'pass@') if name.startswith(PASS_AT) else METRICS.get(name)
-        if known is not None and measure.value is not None:
-            found[known] = measure
-    return found
+        name_in_lm_eval = name.replace(PASS_AT, 'pass@') if name.startswith(PASS_AT) else METRICS.get(name)
+        if name_in_lm_eval is not None and measure.value is not None:
+            measures[name_in_lm_eval] = measure
+    return measures
 
 
 def lm_eval_values(name: str, scores: Mapping[str, MeasureRecord]) -> dict[str, Any]:
     """Return the values and standard errors of a task."""
-    found: dict[str, Any] = {'alias': name}
+    values: dict[str, Any] = {'alias': name}
     for metric, measure in scores.items():
         error = measure.standard_error
-        found[f'{metric},{FILTER}'] = measure.value
-        found[f'{metric}_stderr,{FILTER}'] = NO_ERROR if error is None else error
-    return found
+        values[f'{metric},{FILTER}'] = measure.value
+        values[f'{metric}_stderr,{FILTER}'] = NO_ERROR if error is None else error
+    return values
 
 
 def config_of(name: str, key: str, task: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,14 +17,13 @@ from functools import cache
 from importlib import resources
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmfoundry_gauntlet.errors import ConfigError, DataError
 from llmfoundry_gauntlet.results.report.printing import TITLE, origin_banner, shortened_banner
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
-from llmfoundry_gauntlet.results.report.sections import make_sections
+from llmfoundry_gauntlet.results.report.sections import Section, make_sections
 from llmfoundry_gauntlet.results.report.tables import MINUS, TableRow, ends_of, shorten_middle, visible
 from llmfoundry_gauntlet.results.runs import Run, RunSeries, find_runs
 from llmfoundry_gauntlet.results.samples import prompts_of, shared_key
@@ -49,6 +48,7 @@ CHANGED = 'rebuilt from the data file it differs: data, shots or settings have c
 NO_ROW = 'the data file no longer has this row'
 
 PromptOrReason = Prompt | str
+AskedItem = tuple[ItemKey, str]  # with the digest of its prompt
 
 
 def make_page(
@@ -72,16 +72,13 @@ def make_page(
     runs = find_runs(folders)
     sections = make_sections(runs)
     last = [run.last for run in runs]
-    banners = [origin_banner(last), *dict.fromkeys(shortened_banner([one]) for one in last)]
+    banners = [origin_banner(last), *dict.fromkeys(shortened_banner([evaluation]) for evaluation in last)]
     shown = make_samples(last, samples, data_root=data_root, with_prompts=with_prompts)
+
     templates = resources.files(PACKAGE) / 'templates'
-    style, script = ((templates / name).read_text(encoding='utf-8') for name in ('page.css', 'page.js'))
+    style = (templates / 'page.css').read_text(encoding='utf-8')
+    script = (templates / 'page.js').read_text(encoding='utf-8')
     scripts = [chart_library(), script]
-    charts = []
-    found = [chart for section in sections for group in section.charts.values() for chart in group.values()]
-    for chart in found:  # without what all of them share
-        spec = chart.properties(width='container').to_dict()
-        charts.append({key: value for key, value in spec.items() if key not in ('$schema', 'config')})
     return (
         make_environment()
         .get_template('page.html')
@@ -98,15 +95,28 @@ def make_page(
             style=Markup(style),
             scripts=list(map(Markup, scripts)),
             digests={'style': digest(style), 'scripts': list(map(digest, scripts))},
-            data=htmlsafe_json_dumps(charts, separators=(',', ':'), allow_nan=False),
+            data=htmlsafe_json_dumps(chart_specs(sections), separators=(',', ':'), allow_nan=False),
         )
     )
+
+
+def chart_specs(sections: Sequence[Section]) -> list[dict[str, Any]]:
+    """Return the Vega-Lite specifications of all charts in the order of the page, without what all of them share."""
+    specs = []
+    for section in sections:
+        for group in section.charts.values():
+            for chart in group.values():
+                spec = chart.properties(width='container').to_dict()
+                specs.append({key: value for key, value in spec.items() if key not in ('$schema', 'config')})
+    return specs
 
 
 def default_title(runs: Sequence[RunSeries]) -> str:
     """Return the name of a single run's model, else of the gauntlet."""
     name = (runs[0].last.record['model'] or {}).get('name')
-    return f'{TITLE}: {shorten_middle(str(name), 80)}' if len(runs) == 1 and name else TITLE
+    if len(runs) > 1 or not name:
+        return TITLE
+    return f'{TITLE}: {shorten_middle(str(name), 80)}'
 
 
 def make_environment() -> Environment:
@@ -148,17 +158,18 @@ def bars(row: TableRow, domain: tuple[float, float]) -> tuple[str | None, list[t
     """Return where the table draws chance, and the low end, value and high end of each run, on an axis of 100."""
     low, high = domain
 
-    def places(*values: float) -> list[str]:
-        return [f'{100 * (min(max(value, low), high) - low) / (high - low):.1f}' for value in values]
+    def place(value: float) -> str:
+        within = min(max(value, low), high)
+        return f'{100 * (within - low) / (high - low):.1f}'
 
     scores = [(run, cell) for run, cell in enumerate(row.cells) if isinstance(cell, ScoreRow)]
     drawn = []
-    for run, cell in scores:
-        if cell.value is not None:
-            ends = ends_of(cell) or (cell.value, cell.value)
-            drawn.append((run, places(ends[0], cell.value, ends[1])))
-    chances = [cell.chance for _, cell in scores if cell.chance is not None]
-    return (places(chances[0])[0] if chances else None), drawn
+    for run, score in scores:
+        if score.value is not None:
+            low_end, high_end = ends_of(score) or (score.value, score.value)
+            drawn.append((run, [place(low_end), place(score.value), place(high_end)]))
+    chances = [score.chance for _, score in scores if score.chance is not None]
+    return (place(chances[0]) if chances else None), drawn
 
 
 def excerpt(text: str, head: int, tail: int) -> str:
@@ -207,27 +218,28 @@ class Sample:
     @property
     def kinds(self) -> list[str]:
         """Return the kinds of all results."""
-        found = {kind for _, result in self.results for kind in kinds_of(result)}
-        return [kind for kind in KINDS if kind in found]
+        kinds_of_results = {kind for _, result in self.results for kind in kinds_of(result)}
+        return [kind for kind in KINDS if kind in kinds_of_results]
 
     @property
-    def places(self) -> list[int]:
+    def preferred_choices(self) -> list[int]:
         """Return the indices of the choices, sorted by the preference of the first run."""
-        scores = {place: deciding(self.results[0][1], place) for place in range(len(self.choices))}
-        return sorted(scores, key=lambda place: -(scores[place] or -math.inf))
+        result = self.results[0][1]
+        scores = {choice: deciding(result, choice) for choice in range(len(self.choices))}
+        return sorted(scores, key=lambda choice: -(scores[choice] or -math.inf))
 
     @property
     def preview(self) -> str:
         """Return the question in one line; the first one if each choice has its own."""
-        first = self.choices[0] if self.choices else None
-        return shorten_middle(' '.join((self.question or first or '')[: 100 * PREVIEW].split()), 3 * PREVIEW)
+        first_choice = self.choices[0] if self.choices else None
+        return in_one_line(self.question or first_choice or '', 3 * PREVIEW)
 
-    def answer(self, found: int | str | None) -> str:
-        """Return a correct or predicted answer in one line, '' if there is none."""
-        if isinstance(found, int):
-            choice = self.choices[found] if found < len(self.choices) else None
-            found = f'choice {found}' if choice is None else choice
-        return shorten_middle(' '.join((found or '')[: 100 * PREVIEW].split()), PREVIEW)
+    def answer(self, given: int | str | None) -> str:
+        """Return a correct or predicted answer, a text or the index of a choice, in one line; '' if there is none."""
+        if isinstance(given, int):
+            choice = self.choices[given] if given < len(self.choices) else None
+            given = f'choice {given}' if choice is None else choice
+        return in_one_line(given or '', PREVIEW)
 
     def prediction(self, result: ItemResult) -> str:
         """Return the choice or generation of a run in one line."""
@@ -236,26 +248,42 @@ class Sample:
         return self.answer(result.answer or result.text)
 
 
+def in_one_line(text: str, length: int) -> str:
+    """Return the text in one line of at most this many characters."""
+    beginning = text[: 100 * PREVIEW]  # splitting all of a long text would take long
+    return shorten_middle(' '.join(beginning.split()), length)
+
+
 def make_samples(runs: Sequence[Run], per_task: int, *, data_root: str | None, with_prompts: bool) -> list[Sample]:
     """Return the first items of each task, in the order of its samples file, with the results of all runs.
 
     Items with different prompts are different items. `data_root` replaces the recorded one.
     """
-    found: dict[tuple[ItemKey, str], list[tuple[int, ItemResult]]] = {}
-    for key in dict.fromkeys(key for run in runs for key in run.results):
+    # The first items of any run are shown, with the results that all runs have of them.
+    results_by_item: dict[AskedItem, list[tuple[int, ItemResult]]] = {}
+    for task in dict.fromkeys(task for run in runs for task in run.results):
         for run in runs:
-            for result in islice(run.results.get(key, ()), per_task):
-                found[result.key, result.prompt_sha256] = []
-    for place, run in enumerate(runs):
-        for result in (result for results in run.results.values() for result in results):
-            if (name := (result.key, result.prompt_sha256)) in found:
-                found[name].append((place, result))
-    prompts: dict[tuple[ItemKey, str], PromptOrReason] = {}
-    for place, run in enumerate(runs if with_prompts else ()):
-        wanted = [results[0][1] for results in found.values() if results[0][0] == place]
-        for result, prompt in find_prompts(run, wanted, data_root):
-            prompts[result.key, result.prompt_sha256] = prompt
-    return [make_sample(results, prompts.get(name, NOT_READ)) for name, results in found.items()]
+            for result in run.results.get(task, ())[:per_task]:
+                results_by_item[asked_item(result)] = []
+    for index, run in enumerate(runs):
+        for results in run.results.values():
+            for result in results:
+                if asked_item(result) in results_by_item:
+                    results_by_item[asked_item(result)].append((index, result))
+
+    # The first run that has an item says where its data file is.
+    prompts: dict[AskedItem, PromptOrReason] = {}
+    if with_prompts:
+        firsts = [results[0] for results in results_by_item.values()]
+        for index, run in enumerate(runs):
+            of_run = [result for index_of_first, result in firsts if index_of_first == index]
+            prompts.update((asked_item(result), prompt) for result, prompt in find_prompts(run, of_run, data_root))
+    return [make_sample(results, prompts.get(item, NOT_READ)) for item, results in results_by_item.items()]
+
+
+def asked_item(result: ItemResult) -> AskedItem:
+    """Return what an item is known by on the page: with another prompt it is another item."""
+    return result.key, result.prompt_sha256
 
 
 def make_sample(results: Sequence[tuple[int, ItemResult]], prompt: PromptOrReason) -> Sample:
@@ -264,38 +292,47 @@ def make_sample(results: Sequence[tuple[int, ItemResult]], prompt: PromptOrReaso
     if isinstance(prompt, str):
         unknown = [None] * min(MAX_CHOICES, num_scored)
         return Sample(key=results[0][1].key, absence=prompt, choices=unknown, results=results)
-    question, choices = prompt.own_texts[0], prompt.continuations
-    if len(prompt.own_texts) > 1:  # each choice has its own
-        question, choices = '', tuple(f'{text} {end}' for text in prompt.own_texts for end in prompt.continuations)
+    if len(prompt.own_texts) == 1:
+        question, choices = prompt.own_texts[0], [*prompt.continuations]
+    else:  # each choice has a question of its own
+        question = ''
+        choices = [f'{text} {end}' for text in prompt.own_texts for end in prompt.continuations]
+    unknown = [None] * (num_scored - len(choices))
     return Sample(
         key=results[0][1].key,
         shots=prompt.preamble,
         question=question,
         num_shots=prompt.num_shots,
-        choices=[*choices, *[None] * (num_scored - len(choices))][:MAX_CHOICES],
+        choices=[*choices, *unknown][:MAX_CHOICES],
         results=results,
     )
 
 
-def deciding(result: ItemResult, place: int) -> float | None:
+def deciding(result: ItemResult, choice: int) -> float | None:
     """Return the log-probability of a choice per token, by which one is chosen, `None` unless it is finite."""
-    values = result.logprobs or ()
-    if place >= len(values) or not math.isfinite(values[place]):
+    logprobs = result.logprobs or ()
+    if choice >= len(logprobs) or not math.isfinite(logprobs[choice]):
         return None
-    return values[place] / max(1, result.num_tokens[place] if result.num_tokens else 1)
+    num_tokens = result.num_tokens[choice] if result.num_tokens else 1
+    return logprobs[choice] / max(1, num_tokens)
 
 
 def kinds_of(result: ItemResult) -> list[str]:
     """Return whether an item is right, wrong or in between, and whether its generation is truncated or unparsed."""
     if result.score is None:
         return [UNSCORED]
-    kinds = [RIGHT if result.score == 1 else WRONG if result.score == 0 else PARTLY]
+    kinds = [{1.0: RIGHT, 0.0: WRONG}.get(result.score, PARTLY)]
     if ended_at_limit(result):
         kinds.append(TRUNCATED)
-    has_no_letter = isinstance(result.gold, int) and result.predicted is None
-    if result.text is not None and (result.answer == '' or NO_ANSWER in (result.reason or '') or has_no_letter):
+    if result.text is not None and is_unparsed(result):
         kinds.append(UNPARSED)
     return kinds
+
+
+def is_unparsed(result: ItemResult) -> bool:
+    """Return whether no answer was found in a generation."""
+    has_no_letter = isinstance(result.gold, int) and result.predicted is None
+    return result.answer == '' or NO_ANSWER in (result.reason or '') or has_no_letter
 
 
 def find_prompts(
@@ -305,19 +342,23 @@ def find_prompts(
 
     `data_root` replaces the recorded one. Only files on this machine are read.
     """
-    by_task: dict[str, list[ItemResult]] = {}
+    wanted_by_task: dict[str, list[ItemResult]] = {}
     for result in wanted:
-        by_task.setdefault(result.key.task, []).append(result)
-    for key, results in by_task.items():
+        wanted_by_task.setdefault(result.key.task, []).append(result)
+    for key, results in wanted_by_task.items():
         task = run.tasks[key]
         examples = local_examples(task, data_root or run.data.settings.data_root)
         if isinstance(examples, str):
-            yield from ((result, examples) for result in results)
+            for result in results:
+                yield result, examples
             continue
-        prompts = dict(prompts_of(task, examples, results))
+        prompts_by_item = dict(prompts_of(task, examples, results))
         for result in results:
-            candidates = prompts.get(shared_key(result.key))
-            yield result, NO_ROW if candidates is None else candidates.get(result.prompt_sha256, CHANGED)
+            prompts_by_digest = prompts_by_item.get(shared_key(result.key))
+            if prompts_by_digest is None:
+                yield result, NO_ROW
+            else:
+                yield result, prompts_by_digest.get(result.prompt_sha256, CHANGED)
 
 
 def local_examples(task: Task, data_root: str) -> Sequence[Example] | str:

@@ -125,9 +125,8 @@ def headline_rows(runs: Sequence[RunSeries], kind: str) -> list[ScoreRow]:
 def categories_of(runs: Sequence[RunSeries]) -> dict[str, str]:
     """Return the category of each task that is in one; the first run that has the task decides."""
     category_of_task: dict[str, str] = {}
-    for run in runs:
-        for task, category in run.last.task_categories.items():
-            category_of_task.setdefault(task, category)
+    for run in reversed(runs):  # so that the first one is written last
+        category_of_task.update(run.last.task_categories)
     return category_of_task
 
 
