@@ -39,7 +39,7 @@ OF_OUTPUTS = {  # with generations from elsewhere
 }
 OF_RECORDS = {'--allow-missing', '--format', '--gauntlet', '--out', '--overwrite'}  # of an earlier run
 SETTINGS = {*OF_RUN, *OF_EVALUATION}
-NOT_OF_DRY_RUN = {'--log', '--loggers', '--repair-journal', '--resume', '--time-budget'}
+NOT_OF_DRY_RUN = {'--log', '--loggers', '--repair-journal', '--resume'}
 
 
 @pytest.fixture

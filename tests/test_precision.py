@@ -14,7 +14,7 @@ from llmfoundry_gauntlet.cli.watch import training_settings
 from llmfoundry_gauntlet.config.settings import PrecisionTarget, decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
-from llmfoundry_gauntlet.evaluation.precision import precision_plan, variance_factors
+from llmfoundry_gauntlet.evaluation.subsets import precision_plan, variance_factors
 
 SIZES = {'guess': 400, 'topics': 300, 'write': 1000, 'tiny': 20, 'extra': 500}
 BASELINES = {'guess': 0.5, 'topics': 0.25, 'write': 0.0, 'tiny': 0.5}

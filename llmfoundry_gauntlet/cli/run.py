@@ -39,7 +39,7 @@ EXCLUDES = {  # for each option, the options that have no effect with it
     'model': ('allow_missing',),
     'outputs': OF_MODELS_ALONE,
     'recorded': (*(name for name in INPUTS if name != 'gauntlet'), *OF_MODELS_ALONE),
-    'dry_run': ('time_budget', 'loggers', 'log', 'resume', 'repair_journal'),
+    'dry_run': ('loggers', 'log', 'resume', 'repair_journal'),
 }
 NEEDS = {'repair_journal': ('resume',), 'log': ('loggers',)}
 SOURCE = 'gauntlet run'  # of settings, in messages

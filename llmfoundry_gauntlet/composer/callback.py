@@ -31,7 +31,7 @@ from llmfoundry_gauntlet.config.settings import INTERVAL_WORDS, EvaluationSettin
 from llmfoundry_gauntlet.errors import ConfigError, ModelError
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs
 from llmfoundry_gauntlet.evaluation.run import Evaluation
-from llmfoundry_gauntlet.metrics.composites import Sizes
+from llmfoundry_gauntlet.evaluation.subsets import Sizes
 from llmfoundry_gauntlet.results.files import RESULTS
 from llmfoundry_gauntlet.results.journal import JOURNAL
 from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet, device_of, num_parameters_of, summary

@@ -80,8 +80,8 @@ class EvaluationSettings:
     * `interval`: 'first', 'checkpoint', 'last' and Composer times such as '500ba'.
     * `subset_items`: maximum number of items per task, for SCORE of questions per dataset; every evaluation uses the
       same ones.
-    * `time_budget`, such as '120s', '10m' or '1h': the time for one evaluation. The first one selects the items that
-      fit; later ones run the same items.
+    * `time_budget`, such as '120s', '10m' or '1h': the time for one evaluation. The items that fit are chosen before
+      the first one, from the time of a sample; later ones run the same items.
     * `precision_target` (`precision` in YAML), such as '5%' or '5% of core_average': run the smallest subset with which
       an average's error is at most 5 % above its error over all items. It replaces `subset_items` and `time_budget`.
     * `semantics`: 'corrected', or 'reference' for llm-foundry's scores, including its bugs.

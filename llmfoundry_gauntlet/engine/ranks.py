@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from llmfoundry_gauntlet.engine.plan import (
@@ -17,7 +17,6 @@ from llmfoundry_gauntlet.engine.plan import (
     pairs,
 )
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
-from llmfoundry_gauntlet.metrics.composites import TargetEstimate
 
 SHARES = 16  # batches after one prefix are split over ranks beyond 1 / 16 of a rank's work
 
@@ -140,44 +139,6 @@ def batch_cost(batch: Batch) -> float:
 def costliest_batch(units: Sequence[Sequence[Batch]]) -> float:
     """Return the cost of the costliest batch of some units."""
     return max(batch.cost for unit in units for batch in unit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskEstimate:
-    """The work of one task.
-
-    `num_tokens` are the model's input tokens for contexts, choices and prompts, each distinct prefix once; a prefix of
-    several tasks counts for the first. `generation_tokens` are the most that can be generated.
-    """
-
-    task: str
-    num_items: int
-    num_tokens: int
-    generation_tokens: int
-    num_shortened: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """The estimated cost of an evaluation. The `seconds` by part add up to those of the tasks.
-
-    `preparing_seconds` is the measured time to read data and load the model, which a real run also needs. `notes` say
-    how the rest was estimated. `targets` are subsets for the precision of the gauntlet's `average`, if there is one.
-    """
-
-    tasks: tuple[TaskEstimate, ...]
-    seconds: Mapping[str, float]
-    preparing_seconds: float
-    num_ranks: int
-    notes: tuple[str, ...]
-    average: str | None = None
-    targets: tuple[TargetEstimate, ...] = ()
-
-    @property
-    def total_seconds(self) -> float:
-        """Return the seconds of the evaluation itself."""
-        return sum(self.seconds.values())
 
 
 def scored_tokens(batches: Sequence[Batch]) -> Counter[str]:

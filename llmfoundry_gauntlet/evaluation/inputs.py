@@ -12,8 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from llmfoundry_gauntlet.config.settings import ERROR, SKIP, EvaluationSettings, decode_settings
-from llmfoundry_gauntlet.config.tasks import GauntletSpec
-from llmfoundry_gauntlet.data.examples import TaskRows, subset
+from llmfoundry_gauntlet.data.examples import TaskRows
 from llmfoundry_gauntlet.data.published import PUBLISHED, SAMPLE, UNOFFICIAL, origin_of, read_manifest
 from llmfoundry_gauntlet.errors import (
     Collected,
@@ -24,7 +23,7 @@ from llmfoundry_gauntlet.errors import (
     listed,
     plural,
 )
-from llmfoundry_gauntlet.evaluation.precision import precise_subsets
+from llmfoundry_gauntlet.evaluation.subsets import subsets_of
 from llmfoundry_gauntlet.evaluation.suite import Suite, at_shots, only, read_suite
 from llmfoundry_gauntlet.metrics.keys import check_key_names
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
@@ -183,21 +182,6 @@ def check_metric_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -
     gauntlet = suite.gauntlet
     composites = () if gauntlet is None else (*(part.name for part in gauntlet.categories), *(gauntlet.averages or ()))
     check_key_names(categories, composites)
-
-
-def subsets_of(
-    tasks: Sequence[Task],
-    gauntlet: GauntletSpec | None,
-    examples: Mapping[str, list[Example]],
-    settings: EvaluationSettings,
-) -> dict[str, list[Example]]:
-    """Return the rows to evaluate of each task that has more; SCORE's subsets of questions are chosen on loading."""
-    if settings.precision is not None:
-        subsets = precise_subsets(tasks, examples, gauntlet, settings.precision)
-    else:
-        keys = [task.key for task in tasks if not task.asks_variants]
-        subsets = {key: subset(examples[key], settings.subset_items) for key in keys}
-    return {key: rows for key, rows in subsets.items() if len(rows) < len(examples[key])}
 
 
 def digest_of_rows(examples: Sequence[Example]) -> str:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import import_module
@@ -44,6 +44,7 @@ from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.types import (
     Composites,
+    Example,
     GenerateRequest,
     Item,
     ItemKey,
@@ -94,6 +95,11 @@ class PreparedEvaluation:
         return [item.request for item in self.items.values() if isinstance(item.request, GenerateRequest)]
 
     @property
+    def num_questions(self) -> int:
+        """Return the number of rows to evaluate, each with all its variants."""
+        return len({(key.task, key.file, key.row) for key in self.items})
+
+    @property
     def num_tokens(self) -> int:
         """Return the number of tokens of all contexts, one per item, plus the maximum length of all generations."""
         scored = sum(len(request.contexts[0]) for request in self.score_requests)
@@ -110,14 +116,10 @@ class PreparedEvaluation:
         wanted = [request for request in self.generate_requests if request.unscorable is None]
         return max((request.length for request in wanted), default=0)
 
-    def only(self, keys: Set[ItemKey]) -> PreparedEvaluation:
-        """Return the evaluation restricted to these items, with unchanged prompts."""
-        rows = {(key.task, key.file, key.row) for key in keys}
-        subsets = {
-            key: [example for example in self.data.asked(key) if (key, example.file, example.row) in rows]
-            for key in self.tasks
-        }
-        items = {key: item for key, item in self.items.items() if key in keys}
+    def only(self, subsets: Mapping[str, list[Example]]) -> PreparedEvaluation:
+        """Return the evaluation restricted to these rows of each task, with unchanged prompts."""
+        rows = {(key, example.file, example.row) for key, examples in subsets.items() for example in examples}
+        items = {key: item for key, item in self.items.items() if (key.task, key.file, key.row) in rows}
         return replace(self, data=with_subsets(self.data, subsets), items=items)
 
     def results(self, outputs: Iterable[Output], comparer: Comparer | None = None) -> dict[ItemKey, ItemResult]:

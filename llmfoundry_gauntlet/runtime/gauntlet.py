@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.engine.model import is_sharded
 from llmfoundry_gauntlet.errors import ConfigError, ModelError, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
-from llmfoundry_gauntlet.metrics.composites import Sizes
+from llmfoundry_gauntlet.evaluation.subsets import Sizes
 from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, write_records
 from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, on_first_rank, raised_on_all_ranks
 from llmfoundry_gauntlet.runtime.gathered import weights_gathered
@@ -100,7 +100,7 @@ class Gauntlet:
     @property
     def sizes(self) -> Sizes | None:
         """Return the number of questions per task in the time budget's subset; None without a budget or subset yet."""
-        return None if self.loop is None or self.loop.budget is None else self.loop.budget.sizes
+        return None if self.loop is None else self.loop.sizes
 
     def prepare(self, model: Any, tokenizer: Any, *, checkpoint_of: CheckpointOf = no_checkpoint) -> None:
         """Tokenize the items and check that the model can run them; `evaluate` does so if it has not been done.
@@ -229,9 +229,9 @@ class Gauntlet:
     def _journal(self, model: EvaluatedModel, folder: Path | None, precision: str) -> SharedJournal | None:
         """Return the journal of the current evaluation, beside its records."""
         loop = self._loop
-        if folder is None or loop.is_finding_subset:
+        if folder is None:
             return None
-        prepared = loop.prepared
+        prepared = loop.everything  # of which a time budget's subset is chosen, or resumed, in the first step
         if self._digest is None or self._digest[0] is not prepared:
             self._digest = prepared, digest_of_items(prepared)
         weights = model_fingerprint(model.model, is_sharded=is_sharded(model.model))
@@ -240,7 +240,7 @@ class Gauntlet:
 
     def use_subset(self, sizes: Sizes) -> None:
         """Evaluate the subset of an earlier evaluation within a time budget, given its number of questions per task."""
-        self._loop.settle(sizes)
+        self._loop.use_subset(sizes)
 
     def description(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return what results.json says of a model besides its name."""

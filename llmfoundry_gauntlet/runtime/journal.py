@@ -194,6 +194,7 @@ def identity_of(prepared: PreparedEvaluation, *, items: str, model: str, precisi
         'truncation': settings.effective_truncation,
         'max_seq_len': prepared.max_seq_len,
         'items': items,
+        **({} if settings.time_budget is None else {'time_budget': settings.time_budget}),
         **settings.given_chat,
         **settings.given_markers,
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +16,7 @@ from llmfoundry_gauntlet.evaluation.run import (
     conclude,
     share_seconds,
 )
-from llmfoundry_gauntlet.runtime.budget_rounds import BudgetRounds
+from llmfoundry_gauntlet.evaluation.subsets import Sizes, first_questions
 from llmfoundry_gauntlet.runtime.distributed import gather
 from llmfoundry_gauntlet.runtime.journal import SharedJournal
 from llmfoundry_gauntlet.runtime.launcher import Launcher
@@ -24,11 +25,10 @@ from llmfoundry_gauntlet.runtime.programs import BackgroundPrograms
 from llmfoundry_gauntlet.runtime.progress import Work
 from llmfoundry_gauntlet.runtime.runner import PLAN, EvaluatedModel, Found, ModelRunner
 from llmfoundry_gauntlet.runtime.step_clock import StepClock
-from llmfoundry_gauntlet.runtime.time_budget import TimeBudget
+from llmfoundry_gauntlet.runtime.time_budget import sizes_within_budget
 from llmfoundry_gauntlet.runtime.writer import Results, ResultWriter
 from llmfoundry_gauntlet.scoring.code.execution import num_programs_run
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
-from llmfoundry_gauntlet.types import ItemResult
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ SOME_BATCHES = (
     'most so many items of each task: EvalGauntlet(subset_items=10, ...). trainer.eval(eval_dataloader=...) runs other '
     'evaluators alone'
 )
+SUBSET = 'subset'  # of a time budget: the number of questions per task, recorded to be resumed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,8 +62,9 @@ class EvaluationLoop:
         self.everything = prepared
         self.prepared = prepared  # the items to evaluate: all, or those that fit in the time budget
         self.planned: PlannedEvaluation | None = None  # the latest plan, reused while the layout stays the same
-        seconds = prepared.data.settings.budget_seconds
-        self.budget = None if seconds is None else TimeBudget(prepared, seconds)
+        self.budget_seconds = prepared.data.settings.budget_seconds
+        self.sizes: dict[str, int] | None = None  # questions per task that fit in the time budget, once they are chosen
+        self.choosing_seconds = 0.0  # that the choice took
 
         # What runs it.
         self.runner = ModelRunner(model, prepared)
@@ -90,10 +92,7 @@ class EvaluationLoop:
         self.use(self.runner.model)
         self.runner.language_model.forget()  # prefixes cached for earlier weights
         yield self._step(self.clock.timed(self._plan))
-        if self.budget is not None and not self.budget.is_settled:
-            yield from self._find_subset(self.budget)
-        else:
-            yield from self._run(self.current_plan)
+        yield from self._run(self.current_plan)
         self.runner.language_model.forget()
         self.is_complete = True
 
@@ -106,48 +105,57 @@ class EvaluationLoop:
         self.results.update(results)
         return results
 
-    def _run(self, planned: PlannedEvaluation, count: Callable[[ItemResult], None] | None = None) -> Iterator[Step]:
-        """Yield this rank's steps of a plan; `count`, if given, is called with each result."""
+    def _run(self, planned: PlannedEvaluation) -> Iterator[Step]:
+        """Yield this rank's steps of a plan."""
         plan_run = PlanRun(
             planned,
             runner=self.runner,
             launcher=self.launcher,
             programs=self.programs,
-            writer=ResultWriter(self.everything, self.journal, self.comparer, count),
+            writer=ResultWriter(self.everything, self.journal, self.comparer),
             clock=self.clock,
         )
         for run in plan_run.steps():
             yield self._step(run)
 
-    def _find_subset(self, budget: TimeBudget) -> Iterator[Step]:
-        """Yield the steps of rounds with more and more items until the time budget has found its subset."""
-        rounds = BudgetRounds(budget, self.clock)
-        while keys := rounds.begin():
-            self.planned = self.runner.planned(self.everything.only(keys))
-            yield from self._run(self.planned, rounds.count)
-            rounds.end()
-        budget.settle()
-        self.prepared = budget.chosen()
-        self.planned = self.runner.planned(self.prepared)
-
     def _plan(self) -> Results:
         """Probe the model if needed, plan what every rank can run, and return the results of an earlier attempt."""
         if self.journal is not None:
             self.journal.read()
-        found = self.runner.probe({} if self.journal is None else self.journal.planned)
+        recorded = {} if self.journal is None else self.journal.planned  # by an earlier attempt
+        found = self.runner.probe(recorded)
         if self.planned is None or self.planned.layout != found.layout:
             log_probes(found)
             self.planned = None
 
-        # Each round of the budget has a plan of its own.
-        if self.is_finding_subset:
-            return {}
+        if self.budget_seconds is not None and self.sizes is None:
+            # The items of an earlier attempt are of its subset; timed anew, the subset would be another.
+            self.use_subset(recorded[SUBSET] if SUBSET in recorded else self._choose_subset(self.budget_seconds))
         if self.planned is None:
             self.planned = self.runner.planned(self.prepared)
         if self.journal is None:
             return {}
-        self.journal.begin({name: getattr(self.planned, name) for name in PLAN})
+
+        plan = {name: getattr(self.planned, name) for name in PLAN}
+        if self.sizes is not None:
+            plan[SUBSET] = self.sizes
+        self.journal.begin(plan)
         return self.journal.results
+
+    def _choose_subset(self, budget_seconds: float) -> Sizes:
+        """Return the number of questions of each task that fit in the time."""
+        self.clock.work.task = 'choosing the items that fit in the time budget'
+        started = time.perf_counter()
+        sizes = sizes_within_budget(self.everything, self.runner, budget_seconds)
+        self.choosing_seconds = time.perf_counter() - started
+        log.info(
+            'time_budget %gs: %d of %d questions, the same at every evaluation; chosen in %.1f s',
+            budget_seconds,
+            sum(sizes.values()),
+            self.everything.num_questions,
+            self.choosing_seconds,
+        )
+        return sizes
 
     def use(self, model: EvaluatedModel) -> bool:
         """Evaluate this model; return whether its network, or a part of it, is another than before."""
@@ -156,17 +164,16 @@ class EvaluationLoop:
             self.planned = None
         return is_new
 
-    def settle(self, sizes: Mapping[str, int]) -> None:
-        """Use the subset of an earlier job's time budget, unless one has already been chosen."""
-        if self.budget is None or self.budget.is_settled:
-            return
-        self.budget.sizes = dict(sizes)
-        self.prepared, self.planned = self.budget.chosen(), None
+    def use_subset(self, sizes: Sizes) -> None:
+        """Evaluate the first questions of each task, as many as fit in the time budget, from now on.
 
-    @property
-    def is_finding_subset(self) -> bool:
-        """Return whether this evaluation finds the subset for the time budget; such an evaluation has no journal."""
-        return self.budget is not None and not self.budget.is_settled
+        The first choice stays, and without a time budget all questions are asked.
+        """
+        if self.budget_seconds is None or self.sizes is not None:
+            return
+        asked = {key: self.everything.data.asked(key) for key in self.everything.tasks}
+        self.prepared, self.planned = self.everything.only(first_questions(asked, sizes)), None
+        self.sizes = dict(sizes)
 
     @property
     def current_plan(self) -> PlannedEvaluation:
@@ -201,9 +208,7 @@ class EvaluationLoop:
 
     def _conclude(self, planned: PlannedEvaluation) -> Evaluation:
         """Return the scores of the results of all ranks."""
-        # The rounds of a time budget may have run items outside the subset.
-        own = [result for result in self.results.values() if self.budget is None or result.key in planned.items]
-        of_all_ranks = gather((own, self.clock.busy_seconds))
+        of_all_ranks = gather((list(self.results.values()), self.clock.busy_seconds))
         busy_seconds = {task: sum(seconds[task] for _, seconds in of_all_ranks) for task in planned.tasks}
 
         # Several ranks may have run an item, as filler for instance; the first one's result counts.

@@ -162,7 +162,7 @@ def is_terminal(stream: TextIO) -> bool:
 def describe_progress(work: Work, now: float) -> str:
     """Describe the progress of work and the estimated time left; `now` is the time on `time.monotonic`."""
     if not work.batches:
-        return 'probing the model'
+        return work.task or 'probing the model'
     parts = [f'{work.num_finished} of {work.num_items} items']
     seconds = sum(work.seconds(kind, now) for kind in KINDS)
     if work.share and seconds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
@@ -21,22 +21,12 @@ class ResultWriter:
 
     Programs of an evaluation that failed may still run during the next one. They keep the writer that they began with,
     so that they never write to the journal of the other.
-
-    `count`, if given, is called with each result that is written, but not with suspects. Programs call it in their own
-    thread.
     """
 
-    def __init__(
-        self,
-        prepared: PreparedEvaluation,
-        journal: SharedJournal | None,
-        comparer: Comparer,
-        count: Callable[[ItemResult], None] | None = None,
-    ) -> None:
+    def __init__(self, prepared: PreparedEvaluation, journal: SharedJournal | None, comparer: Comparer) -> None:
         self.prepared = prepared  # all items
         self.journal = journal
         self.comparer = comparer  # of the evaluation's mathematical answers
-        self.count = count
 
     def score(self, outputs: Iterable[Output]) -> Results:
         """Score outputs, write their results and return them."""
@@ -52,9 +42,6 @@ class ResultWriter:
         """Write final results."""
         if self.journal is not None:
             self.journal.add(results)
-        if self.count is not None:
-            for result in results.values():
-                self.count(result)
 
     def write_suspects(self, results: Results) -> None:
         """Write non-finite results of items that are still to be rerun as padded rows."""

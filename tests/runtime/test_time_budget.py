@@ -1,27 +1,34 @@
-"""Time budgets: rounds, the items that fit, and the same items afterwards."""
+"""Time budgets: one choice before the first evaluation, and the same questions afterwards."""
 
 from __future__ import annotations
 
 import json
-import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import forks
+import numpy as np
 import pytest
 import tiny
-from character_tokenizer import CharacterTokenizer
+import torch
+import transformers
+from command_line import run_cli
 
 from llmfoundry_gauntlet import EvalGauntlet, evaluate
-from llmfoundry_gauntlet.config.settings import decode_settings
-from llmfoundry_gauntlet.errors import ConfigError
-from llmfoundry_gauntlet.evaluation.inputs import load_data
-from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation, prepare_evaluation
+from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import find_results
-from llmfoundry_gauntlet.runtime.time_budget import Measured, TimeBudget, deviation
-from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.types import ItemKey
+from llmfoundry_gauntlet.runtime import time_budget, timed_sample
+from llmfoundry_gauntlet.runtime.distributed import global_rank
+from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet
+from llmfoundry_gauntlet.runtime.journal import Resuming
+from llmfoundry_gauntlet.runtime.timed_sample import EstimatedSeconds
 
-NUM_ROWS = {'short': 3000, 'long': 3000, 'few': 12}
-COSTS = {'short': 0.01, 'long': 0.04, 'few': 0.02}  # seconds an item
+NUM_ROWS = {'short': 300, 'long': 300, 'few': 12}
+LONG = 'long/0-shot'
+BUDGET = '10s'
 
 
 @pytest.fixture(scope='module')
@@ -41,128 +48,282 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         tasks.append({**task, 'has_categories': True, 'cluster_key': 'page'} if label == 'long' else task)
     benchmarks = [{'name': label, 'num_fewshot': 0} for label in NUM_ROWS]
     gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
-    return {'tasks': tasks, 'gauntlet': gauntlet, 'data_root': str(folder), 'save_folder': None}
+    return {
+        'tasks': tasks,
+        'gauntlet': gauntlet,
+        'data_root': str(folder),
+        'save_folder': None,
+        'max_seq_len': 128,
+        'tokens_per_batch': 1000,
+    }
 
 
-@pytest.fixture(scope='module')
-def prepared(settings: dict[str, Any]) -> PreparedEvaluation:
-    return prepare_evaluation(load_data(decode_settings(settings)), Encoder(CharacterTokenizer()), max_seq_len=128)
+@pytest.fixture
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    return tiny.tokenizer()
 
 
-def rounds(budget: TimeBudget, *, slow_start: float = 1.0, overhead: float = 1.0) -> list[set[ItemKey]]:
-    """Run the rounds of a machine on which items take COSTS, in the first rounds `slow_start` times that."""
-    found, spent, factor = [], 0.0, slow_start
-    while keys := budget.next_round(spent):
-        measured = {key: Measured() for key in budget.order}
-        for key in keys:
-            one = measured[key.task]
-            one.num_items += 1
-            one.num_right += key.row % 2
-            one.busy_seconds += COSTS[key.task.partition('/')[0]] * factor
-        wall = overhead * sum(one.busy_seconds for one in measured.values())
-        budget.learn(measured, wall)
-        spent += wall
-        factor = 1.0
-        found.append(keys)
-    budget.settle()
-    return found
+@pytest.fixture
+def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that fixes the seconds which all questions of each task are estimated to take."""
+
+    def fix(seconds_of_task: float) -> None:
+        busy_by_task = dict.fromkeys((f'{label}/0-shot' for label in NUM_ROWS), seconds_of_task)
+        estimated = EstimatedSeconds(
+            by_part={'scoring': len(NUM_ROWS) * seconds_of_task}, busy_by_task=busy_by_task, notes=()
+        )
+        monkeypatch.setattr(time_budget, 'estimated_seconds', lambda *_, **__: estimated)
+
+    return fix
 
 
-@pytest.mark.parametrize('slow_start', [1.0, 3.0])
-@pytest.mark.parametrize('overhead', [1.0, 1.3])
-@pytest.mark.parametrize('seconds', [6.0, 15.0])
-def test_the_subset_takes_the_given_time(prepared, seconds: float, overhead: float, slow_start: float):
-    budget = TimeBudget(prepared, seconds)
-    run = rounds(budget, slow_start=slow_start, overhead=overhead)
-    chosen = budget.chosen()
-    assert 0.93 * seconds <= overhead * sum(COSTS[key.task.partition('/')[0]] for key in chosen.items) <= seconds
-    assert not any(one & other for place, one in enumerate(run) for other in run[:place])  # nothing is run twice
-    assert chosen.items.keys() <= set().union(*run)
+def items_of(evaluation: Evaluation) -> dict[str, str]:
+    """Return every item with its prediction, score and log-probabilities, as exact text."""
+    return {str(result.key): repr(result) for results in evaluation.results.values() for result in results}
 
 
-def test_all_items_are_taken_if_they_fit(prepared):
-    budget = TimeBudget(prepared, 1000.0)
-    rounds(budget)
-    assert budget.chosen().items.keys() == prepared.items.keys()
-    assert not budget.chosen().data.subsets
+def scores_of(evaluation: Evaluation) -> dict[str, tuple[float | None, str]]:
+    """Return every item's score and the digest of its prompt, which do not depend on the batch."""
+    return {
+        str(result.key): (result.score, result.prompt_sha256)
+        for results in evaluation.results.values()
+        for result in results
+    }
 
 
-def test_expensive_items_are_fewer_and_of_many_passages(prepared):
-    budget = TimeBudget(prepared, 10.0)
-    rounds(budget)
-    chosen = budget.chosen()
-    counts = {task: sum(key.task == task for key in chosen.items) for task in chosen.tasks}
-    assert counts['few/0-shot'] == 12  # a category more precise than the others is worth the most
-    assert counts['short/0-shot'] > 1.5 * counts['long/0-shot'] > 0
-    long = chosen.data.asked('long/0-shot')
-    pages = [(example.category, example.cluster) for example in long]
-    assert len(set(pages)) == len(pages) == counts['long/0-shot'] < 1000  # of which each has three items
-    assert {example.category for example in long} == {'a', 'b'}
-    assert len(chosen.data.examples['long/0-shot']) == NUM_ROWS['long']  # shots are drawn from all
+def total(gauntlet: Gauntlet) -> int:
+    assert gauntlet.sizes is not None
+    return sum(gauntlet.sizes.values())
 
 
-def test_more_time_keeps_the_items_of_less(prepared):
+# The choice.
+
+
+def test_the_choice_changes_no_item_and_leaves_the_random_states(settings, tokenizer):
+    """Mutation: a batch of the sample is left in a cache, or its results are kept."""
+    network = tiny.model().train()
+    alone = items_of(Gauntlet(**settings).evaluate(network, tokenizer))
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    gauntlet = Gauntlet(**settings, time_budget='1h')
+
+    evaluation = gauntlet.evaluate(network, tokenizer)
+
+    assert items_of(evaluation) == alone  # there is time for all
+    assert gauntlet.sizes == {f'{label}/0-shot': number for label, number in NUM_ROWS.items()}
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
+    assert network.training
+
+
+def test_a_subset_that_fits_scores_as_within_all_questions(settings, tokenizer, takes):
+    scores_alone = scores_of(Gauntlet(**settings).evaluate(tiny.model(), tokenizer))
+    takes(10.0)
+    gauntlet = Gauntlet(**settings, time_budget=BUDGET)
+
+    scores = scores_of(gauntlet.evaluate(tiny.model(), tokenizer))
+
+    assert len(scores) == total(gauntlet) < len(scores_alone)
+    assert scores.items() <= scores_alone.items()
+
+
+def test_time_that_a_machine_takes_decides(settings, tokenizer, monkeypatch):
+    """On a machine that takes ten times as long, about a tenth of the questions fit."""
     chosen = []
-    for seconds in (5.0, 12.0):
-        budget = TimeBudget(prepared, seconds)
-        rounds(budget)
-        chosen.append(budget.chosen().items.keys())
-    assert chosen[0] < chosen[1]
+    for factor in (1, 10):
+        monkeypatch.setattr(timed_sample, 'scoring_seconds', lambda *_, factor=factor: 30.0 * factor)
+        gauntlet = Gauntlet(**settings, time_budget='15s')
+        gauntlet.evaluate(tiny.model(), tokenizer)
+        chosen.append(total(gauntlet))
+
+    assert chosen[0] > 4 * chosen[1]
 
 
-def test_too_little_time_is_an_error_with_the_time_needed(prepared):
-    budget = TimeBudget(prepared, 0.1)
-    with pytest.raises(ConfigError, match=r'time_budget: is 0.1s, .* takes about 0\.\d+s'):
-        rounds(budget)
+def test_the_number_of_questions_and_the_time_of_the_choice_are_said(settings, tokenizer, takes, caplog):
+    takes(10.0)
+    gauntlet = Gauntlet(**settings, time_budget=BUDGET)
+
+    with caplog.at_level('INFO'):
+        gauntlet.evaluate(tiny.model(), tokenizer)
+
+    (said,) = [text for text in caplog.messages if text.startswith('time_budget')]
+    assert f'{BUDGET}: {total(gauntlet)} of {sum(NUM_ROWS.values())} questions' in said
+    assert 'chosen in 0.' in said
 
 
-@pytest.mark.parametrize(
-    ('value', 'problem'), [('120', "is '120'"), ('0s', "is '0s'"), ('-3s', "is '-3s'"), (120, 'is 120; allowed: text')]
-)
-def test_a_budget_must_be_a_duration(settings, value, problem):
-    with pytest.raises(ConfigError, match=f'time_budget: {problem}'):
-        decode_settings({**settings, 'time_budget': value})
-    assert decode_settings({**settings, 'time_budget': '1.5m'}).budget_seconds == 90
+def test_a_budget_that_is_too_short_is_an_error_before_any_item_is_recorded(settings, tokenizer, takes, tmp_path):
+    takes(10_000.0)
+    gauntlet = Gauntlet(**{**settings, 'save_folder': str(tmp_path / 'records')}, time_budget=BUDGET)
+
+    with pytest.raises(ConfigError, match='the minimum of each task takes about'):
+        gauntlet.evaluate(tiny.model(), tokenizer, step=2)
+
+    assert not list(tmp_path.rglob('*.jsonl'))
 
 
-@pytest.mark.parametrize(('num_items', 'expected'), [(0, 0.5), (8, math.sqrt(0.25 * 0.75)), (10**6, 0.0)])
-def test_few_measurements_do_not_imply_low_variance(num_items: int, expected: float):
-    assert deviation(Measured(num_items=num_items, num_right=0)) == pytest.approx(expected, abs=0.01)
+def test_a_dry_run_says_what_would_be_chosen(settings, tmp_path, takes, capsys):
+    takes(10.0)
+    model = tiny.save(tiny.model(), tmp_path / 'model')
+    words = ['run', '--model', model, '--data-root', settings['data_root'], '--device', 'cpu', '--max-seq-len', 128]
+    for name, key in (('tasks', 'icl_tasks'), ('gauntlet', 'eval_gauntlet')):
+        path = tmp_path / f'{name}.yaml'
+        path.write_text(json.dumps({key: settings[name]}))
+        words += [f'--{name}', path]
+
+    status = run_cli(*words, '--time-budget', BUDGET, '--dry-run', '--format', 'json')
+
+    found = json.loads(capsys.readouterr().out)
+    num_items = sum(task['num_items'] for task in found['tasks'])
+    assert status == 0
+    assert num_items < sum(NUM_ROWS.values())
+    assert f'time_budget {BUDGET}: {num_items} of {sum(NUM_ROWS.values())} questions fit' in found['notes']
+    assert found['seconds'].keys() >= {'choosing the subset', 'scoring'}
 
 
-def test_recorded_sizes_restore_the_items(prepared):
-    earlier, later = TimeBudget(prepared, 5.0), TimeBudget(prepared, 50.0)
-    rounds(earlier)
-    later.sizes = dict(earlier.sizes)
-    assert later.chosen().items.keys() == earlier.chosen().items.keys()
+# Later evaluations and resumed ones.
+
+
+def raise_at(network: torch.nn.Module, num_forwards: int) -> Any:
+    """Interrupt the network's forward after this many."""
+    forwards = iter(range(num_forwards))
+
+    def count(*_: Any) -> None:
+        if next(forwards, None) is None:
+            raise KeyboardInterrupt
+
+    return network.register_forward_pre_hook(count)
+
+
+def forwards_of(settings: dict[str, Any], tokenizer: Any) -> int:
+    """Return the number of forwards of an evaluation with a time budget."""
+    network, calls = tiny.model(), []
+    network.register_forward_pre_hook(lambda *_: calls.append(None))
+    Gauntlet(**{**settings, 'save_folder': None}, time_budget=BUDGET).evaluate(network, tokenizer)
+    return len(calls)
+
+
+@pytest.fixture
+def interrupted(settings, tokenizer, takes, tmp_path) -> Iterator[tuple[Gauntlet, torch.nn.Module, dict[str, Any]]]:
+    """Return a Gauntlet, interrupted two forwards before the end of its first evaluation, its network and settings."""
+    takes(10.0)
+    recorded = {**settings, 'save_folder': str(tmp_path / 'records'), 'time_budget': BUDGET}
+    gauntlet, network = Gauntlet(**recorded), tiny.model()
+    hook = raise_at(network, forwards_of(settings, tokenizer) - 2)
+    with pytest.raises(KeyboardInterrupt):
+        gauntlet.evaluate(network, tokenizer, step=2)
+    hook.remove()
+    yield gauntlet, network, recorded
+
+
+def test_an_interrupted_first_evaluation_is_repeated_in_the_same_process(interrupted, tokenizer):
+    gauntlet, network, recorded = interrupted
+
+    evaluation = gauntlet.evaluate(network, tokenizer, step=2)
+
+    alone = Gauntlet(**{**recorded, 'save_folder': None}).evaluate(tiny.model(), tokenizer)
+    assert items_of(evaluation) == items_of(alone)
+    assert tiny.record(Path(recorded['save_folder']) / 'ba2')['timing']['reused_items'] > 0
+
+
+def test_a_first_evaluation_interrupted_while_it_chooses_chooses_again(settings, tokenizer, monkeypatch):
+    gauntlet = Gauntlet(**settings, time_budget='1h')
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(timed_sample, 'gather', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        gauntlet.evaluate(tiny.model(), tokenizer)
+    assert gauntlet.sizes is None
+
+    gauntlet.evaluate(tiny.model(), tokenizer)
+
+    assert total(gauntlet) == sum(NUM_ROWS.values())
+
+
+def test_another_job_resumes_the_subset_whatever_time_it_would_take_there(interrupted, tokenizer, takes):
+    """Mutation: it times a sample anew, so that the items of the journal are of another subset."""
+    gauntlet, network, recorded = interrupted
+    takes(20.0)
+    later_job = Gauntlet(**recorded)
+
+    evaluation = later_job.evaluate(network, tokenizer, step=2)
+
+    assert later_job.sizes == gauntlet.sizes
+    assert len(items_of(evaluation)) == total(gauntlet)
+    assert tiny.record(Path(recorded['save_folder']) / 'ba2')['timing']['reused_items'] > 0
+
+
+def test_a_job_with_another_budget_does_not_resume(interrupted, tokenizer):
+    _, network, recorded = interrupted
+    other_budget = Gauntlet(**{**recorded, 'time_budget': '5s'})
+    other_budget.resuming = Resuming(required=True)
+
+    with pytest.raises(RecordError, match=r'time_budget 10s \(now 5s\)'):
+        other_budget.evaluate(network, tokenizer, step=2)
+
+
+def test_finished_records_are_resumed_with_their_subset(settings, tokenizer, takes, tmp_path):
+    takes(10.0)
+    recorded = {**settings, 'save_folder': str(tmp_path), 'time_budget': BUDGET}
+    first, network = Gauntlet(**recorded), tiny.model()
+    first.evaluate(network, tokenizer, step=2)
+    takes(20.0)
+    again = Gauntlet(**recorded)
+
+    again.evaluate(network, tokenizer, step=2)
+
+    assert again.sizes == first.sizes
 
 
 @pytest.mark.slow
 def test_all_evaluations_use_the_same_items(settings, tmp_path):
-    settings = {**settings, 'time_budget': '1s', 'interval': ['first', '2ba'], 'max_seq_len': 128}
+    settings = {**settings, 'time_budget': '1s', 'interval': ['first', '2ba']}
     gauntlet = EvalGauntlet(**{**settings, 'save_folder': str(tmp_path / 'records')})
+
     tiny.train([gauntlet], max_duration='4ba')
+
     records = [record for _, record in find_results(tmp_path / 'records')]
     sizes = [record['timing']['time_budget'] for record in records]
-    assert sizes[0] == sizes[1] == sizes[2] == gauntlet.gauntlet.loop.budget.sizes
-    assert 0 < sizes[0]['long/0-shot'] < 3000 and sizes[0]['few/0-shot'] == 12
+    assert sizes[0] == sizes[1] == sizes[2] == gauntlet.gauntlet.sizes
     samples = [
         [json.loads(line)['row'] for line in (path / 'samples' / 'long_0-shot.jsonl').read_text().splitlines()]
         for path in sorted((tmp_path / 'records').iterdir())
     ]
-    assert samples[0] == samples[1] == samples[2] and len(samples[0]) == sizes[0]['long/0-shot']
+    assert samples[0] == samples[1] == samples[2]
+    assert len(samples[0]) == sizes[0][LONG]
     assert records[1]['composites']['version'] == records[2]['composites']['version']
-    assert [record['tasks']['long/0-shot']['subset_items'] for record in records] == [len(samples[0])] * 3
 
 
 @pytest.mark.slow
-def test_items_within_a_budget_score_as_without(settings, tmp_path):
+def test_a_model_without_training_is_evaluated_within_a_budget(settings, tmp_path):
     model = tiny.save(tiny.model(), tmp_path / 'model')
     settings = {key: value for key, value in settings.items() if key != 'save_folder'}
-    part = evaluate(model, **settings, device='cpu', max_seq_len=128, time_budget='1s')
-    most = max(map(len, part.results.values()))
-    full = evaluate(model, **settings, device='cpu', max_seq_len=128, subset_items=most)
-    for key, results in part.results.items():
-        whole = {result.key: (result.score, result.prompt_sha256) for result in full.results[key]}
-        assert all((result.score, result.prompt_sha256) == whole[result.key] for result in results)
-    assert 12 + 6 < sum(map(len, part.results.values())) < sum(map(len, full.results.values()))
+
+    part = evaluate(model, **settings, device='cpu', time_budget='1s', out=str(tmp_path / 'out'))
+
+    sizes = tiny.record(tmp_path / 'out')['timing']['time_budget']
+    assert {key: len(results) for key, results in part.results.items()} == sizes
+
+
+# Several ranks.
+
+
+def evaluate_on_ranks(folder: Path, settings: dict[str, Any]) -> None:
+    """Evaluate on ranks of which each takes longer than the one before, and write what each has chosen."""
+    torch.distributed.init_process_group('gloo')
+    seconds_of_batch = timed_sample.seconds_of_batch
+
+    def slower(*arguments: Any, **keys: Any) -> float:
+        return seconds_of_batch(*arguments, **keys) + 5.0 * global_rank()
+
+    timed_sample.seconds_of_batch = slower
+    gauntlet = Gauntlet(**settings)
+    items = items_of(gauntlet.evaluate(tiny.model(), tiny.tokenizer()))
+    (folder / f'rank{global_rank()}.json').write_text(json.dumps([gauntlet.sizes, items]))
+    torch.distributed.barrier()
+
+
+@pytest.mark.slow
+def test_ranks_choose_what_the_slowest_of_them_can_run(settings, tmp_path):
+    """Mutation: each rank goes by its own clock."""
+    forks.run(evaluate_on_ranks, tmp_path / 'log.txt', tmp_path, {**settings, 'time_budget': '30s'}, num_ranks=2)
+
+    first, second = (json.loads((tmp_path / f'rank{rank}.json').read_text()) for rank in range(2))
+    assert first == second
+    # A batch that takes 5 s is at most 1,000 tokens: all of them would take minutes.
+    assert sum(first[0].values()) < sum(NUM_ROWS.values())

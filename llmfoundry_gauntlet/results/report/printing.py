@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from llmfoundry_gauntlet.engine.ranks import Estimate
 from llmfoundry_gauntlet.errors import UnwrittenError, plural
+from llmfoundry_gauntlet.evaluation.estimate import Estimate
 from llmfoundry_gauntlet.metrics.comparison import Difference, p_value
 from llmfoundry_gauntlet.metrics.statistics import variance_shares, weighted_sum
 from llmfoundry_gauntlet.results.files import RESULTS, composite_record, measure_record
