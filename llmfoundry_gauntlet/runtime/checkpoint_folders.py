@@ -36,8 +36,8 @@ class Checkpoint:
     @property
     def batch(self) -> int | None:
         """Return the training batch in the name, or None if it contains none."""
-        found = BATCH.findall(self.name)
-        return int(found[-1]) if found else None
+        batches = BATCH.findall(self.name)
+        return int(batches[-1]) if batches else None
 
     @property
     def version(self) -> str:
@@ -57,18 +57,25 @@ def find_checkpoints(files: Sequence[StoredFile]) -> list[Checkpoint]:
         path = PurePosixPath(file.name)
         if not any(part.startswith('.') and part != METADATA for part in path.parts):
             by_parent.setdefault(str(path.parent), []).append(file)
-    found = []
-    for parent, inside in by_parent.items():
-        names = {PurePosixPath(file.name).name for file in inside}
-        if METADATA in names or any(name.endswith(SHARD) for name in names):
-            shards = [f for f in inside if f.name.endswith(SHARD) or PurePosixPath(f.name).name == METADATA]
-            found.append(Checkpoint(name=parent, files=tuple(shards)))
-        elif CONFIG in names or any(name.endswith('.safetensors') for name in names):
-            found.append(Checkpoint(name=parent, files=tuple(inside)))
-        else:
-            whole = [f for f in inside if f.name.endswith('.pt') and not LATER_RANK.search(f.name)]
-            found += [Checkpoint(name=file.name, files=(file,)) for file in whole]
-    return sorted(found, key=lambda checkpoint: checkpoint.name)
+    checkpoints = []
+    for folder, inside in by_parent.items():
+        checkpoints += checkpoints_in(folder, inside)
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.name)
+
+
+def checkpoints_in(folder: str, files: Sequence[StoredFile]) -> list[Checkpoint]:
+    """Return the checkpoint that a folder is, or the single-file ones in it; `files` are those in it, not below."""
+    file_of_name = {PurePosixPath(file.name).name: file for file in files}
+    if METADATA in file_of_name or any(name.endswith(SHARD) for name in file_of_name):
+        shards = [file for name, file in file_of_name.items() if name.endswith(SHARD) or name == METADATA]
+        return [Checkpoint(name=folder, files=tuple(shards))]
+    if CONFIG in file_of_name or any(name.endswith('.safetensors') for name in file_of_name):
+        return [Checkpoint(name=folder, files=tuple(files))]
+    return [
+        Checkpoint(name=file.name, files=(file,))
+        for name, file in file_of_name.items()
+        if name.endswith('.pt') and not LATER_RANK.search(name)
+    ]
 
 
 @contextlib.contextmanager
@@ -80,14 +87,15 @@ def downloaded(uri: str) -> Iterator[tuple[Path, str]]:
     """
     is_first = local_rank() == 0
     first = global_rank() - local_rank()
-    with tempfile.TemporaryDirectory(prefix='gauntlet-model-') if is_first else contextlib.nullcontext('') as made:
+    temporary = tempfile.TemporaryDirectory(prefix='gauntlet-model-') if is_first else contextlib.nullcontext('')
+    with temporary as made:
         folder = Path(gather(made)[first])
         with raised_on_all_ranks():
             try:
-                found: Any = download(uri, folder) if is_first else None
+                path_and_uri: Any = download(uri, folder) if is_first else None
             finally:
                 meet()  # a download may take longer than the timeout of collectives
-        yield gather(found)[first]
+        yield gather(path_and_uri)[first]
         barrier()
 
 
@@ -148,9 +156,10 @@ def checkpoint_at(store: Store, key: str) -> Checkpoint:
 
 def what_is_in_it(names: list[str]) -> str:
     """Return a message that says why a folder is not a model, given the relative names of its files."""
-    found = [checkpoint.name for checkpoint in find_checkpoints([StoredFile(name, 0, '') for name in names])]
-    if found:
-        return f'is a folder of {len(found)} checkpoints; name one of them: {", ".join(found)}'
+    checkpoints = find_checkpoints([StoredFile(name, 0, '') for name in names])
+    if checkpoints:
+        known = ', '.join(checkpoint.name for checkpoint in checkpoints)
+        return f'is a folder of {len(checkpoints)} checkpoints; name one of them: {known}'
     return (
         f'is not a model: it has no {CONFIG} and no {METADATA}; allowed: a Composer checkpoint, whole or sharded, or a '
         f'Hugging Face folder; it contains {listed(sorted(names)) or "no files"}'

@@ -188,9 +188,9 @@ def load_network(
     is_meta = device.type == 'meta'
     if getattr(config, 'quantization_config', None) is not None:
         raise ModelError(f'{name}: has quantised weights; allowed: float32, bfloat16, float16, float64')
-    place = place_of_config(config) or name
+    source = place_of_config(config) or name
     with (
-        model_errors(f'{place}: no model can be built from the configuration ({config.model_type})'),
+        model_errors(f'{source}: no model can be built from the configuration ({config.model_type})'),
         no_init_weights(),
         device if is_meta else nullcontext(),  # unwritten memory is not allocated yet
     ):
@@ -199,12 +199,13 @@ def load_network(
     network.to(device).eval().requires_grad_(False)
     if is_meta:
         return network
-    targets = network.state_dict()
-    places = stored_names_of(network, weights.tensors)
-    check_names(name, network, places)
-    found = {places[own]: target for own, target in targets.items() if own in places}
-    check_tensors(name, {stored: (weights.tensors[stored], target) for stored, target in found.items()})
-    wanted = {stored: found[stored] for stored in first_of_tied(found)}
+    stored_names = stored_names_of(network, weights.tensors)
+    check_names(name, network, stored_names)
+    targets = {  # the network's tensors by their stored names
+        stored_names[own]: target for own, target in network.state_dict().items() if own in stored_names
+    }
+    check_tensors(name, {stored: (weights.tensors[stored], target) for stored, target in targets.items()})
+    wanted = {stored: targets[stored] for stored in first_of_tied(targets)}
     if weights.load_into is not None:
         weights.load_into(wanted)
     else:
@@ -229,33 +230,34 @@ def first_of_tied(tensors: Mapping[str, torch.Tensor]) -> list[str]:
 def stored_names_of(network: Any, stored: Collection[str]) -> dict[str, str]:
     """Map the network's name of each weight to its stored name; legacy and unprefixed names as in transformers."""
     prefix = network.base_model_prefix
-    is_bare = hasattr(network, prefix) and not any(name.startswith(prefix) for name in stored)
+    has_prefix = any(name.startswith(prefix) for name in stored)
+    lacks_prefix = hasattr(network, prefix) and not has_prefix  # the weights of a model without its head
     # Private in transformers 4.53 and gone in 5: `_get_key_renaming_mapping` in docs/compatibility.md.
-    renamed = network._get_key_renaming_mapping(list(stored), None, False, is_bare)
-    return {own: name for name, own in renamed.items()}
+    own_names = network._get_key_renaming_mapping(list(stored), None, False, lacks_prefix)
+    return {own: name for name, own in own_names.items()}
 
 
-def check_names(name: str, network: Any, places: Mapping[str, str]) -> None:
-    """Raise ModelError if any weight is missing or unknown; `places` is the result of `stored_names_of`."""
+def check_names(name: str, network: Any, stored_names: Mapping[str, str]) -> None:
+    """Raise ModelError if any weight is missing or unknown; `stored_names` is the result of `stored_names_of`."""
     targets = network.state_dict()
     buffers = dict(network.named_buffers())
-    found = {identity(targets[own]) for own in places if own in targets}
-    lacking = {own: target for own, target in targets.items() if identity(target) not in found}
-    optional = '|'.join(network._keys_to_ignore_on_load_missing or ()) or '$^'  # buffers that need not be stored
+
+    # A weight that is tied to a stored one is not missing, nor is a buffer that need not be stored.
+    stored_tensors = {identity(targets[own]) for own in stored_names if own in targets}
+    lacking = {own: target for own, target in targets.items() if identity(target) not in stored_tensors}
+    optional = '|'.join(network._keys_to_ignore_on_load_missing or ()) or '$^'
     missing = [own for own in first_of_tied(lacking) if own not in buffers or not re.search(optional, own)]
+
     ignored = '|'.join([*(network._keys_to_ignore_on_load_unexpected or ()), r'rotary_emb\.inv_freq'])
-    unknown = [
-        stored
-        for own, stored in places.items()
-        if own not in targets and own not in buffers and not re.search(ignored, own)
-    ]
-    if not missing and not unknown:
-        return
-    raise ModelError(
-        f'{name}: the weights do not match the configuration, which is of {network.config.model_type}: '
-        f'{counted(missing)} missing, {counted(unknown)} unknown; give the configuration that they were trained with '
-        '(--model-config)'
-    )
+    foreign = {own: stored for own, stored in stored_names.items() if own not in targets and own not in buffers}
+    unknown = [stored for own, stored in foreign.items() if not re.search(ignored, own)]
+
+    if missing or unknown:
+        raise ModelError(
+            f'{name}: the weights do not match the configuration, which is of {network.config.model_type}: '
+            f'{counted(missing)} missing, {counted(unknown)} unknown; give the configuration that they were trained '
+            'with (--model-config)'
+        )
 
 
 def check_tensors(name: str, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -289,15 +291,21 @@ def copy_mapped(stored: torch.Tensor, target: torch.Tensor) -> None:
     if not stored.is_contiguous() or sys.platform != 'linux':
         target.copy_(stored)
         return
-    source, goal = stored.view(-1), target.view(-1)
-    step = PIECE_BYTES // stored.element_size()
-    for begin in range(0, len(source), step):
-        piece = source[begin : begin + step]
-        goal[begin : begin + step].copy_(piece)
-        start = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (piece.data_ptr() + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > start:
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
+    num_elements = PIECE_BYTES // stored.element_size()
+    pieces = zip(stored.view(-1).split(num_elements), target.view(-1).split(num_elements), strict=True)
+    for piece, target_piece in pieces:
+        target_piece.copy_(piece)
+        release_pages(piece)
+
+
+def release_pages(mapped: torch.Tensor) -> None:
+    """Release the pages of memory that a memory-mapped tensor fills alone; they are reread when used."""
+    start, end = mapped.data_ptr(), mapped.data_ptr() + mapped.nbytes
+    first_page = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE  # rounded up
+    last_page = end // mmap.PAGESIZE * mmap.PAGESIZE
+    if last_page > first_page:
+        num_bytes = ctypes.c_size_t(last_page - first_page)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first_page), num_bytes, mmap.MADV_DONTNEED)
 
 
 @contextmanager
@@ -306,7 +314,8 @@ def model_errors(message: str, advice: str = '') -> Iterator[None]:
     try:
         yield
     except READING_ERRORS as error:
-        raise ModelError('; '.join(filter(None, (f'{message}: {reason_of(error)}', advice)))) from error
+        what_to_do = f'; {advice}' if advice else ''
+        raise ModelError(f'{message}: {reason_of(error)}{what_to_do}') from error
 
 
 def reason_of(error: BaseException | None) -> str:
@@ -314,10 +323,12 @@ def reason_of(error: BaseException | None) -> str:
     if 'trust_remote_code=True' in str(error):
         return 'needs Python code of its own; read that code, then allow it with --trust-remote-code'
     kind = type(error).__name__
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), kind)
-    text = line if len(line) <= MAX_MESSAGE else f'{line[:MAX_MESSAGE]}...'
-    is_plain = isinstance(error, (OSError, ValueError, ImportError, UnpicklingError)) or type(error) is Exception
-    return text if is_plain or text == kind else f'{kind}: {text}'
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return kind
+    text = lines[0] if len(lines[0]) <= MAX_MESSAGE else f'{lines[0][:MAX_MESSAGE]}...'
+    is_for_users = isinstance(error, (OSError, ValueError, ImportError, UnpicklingError)) or type(error) is Exception
+    return text if is_for_users or text == kind else f'{kind}: {text}'
 
 
 def place_of_config(config: PretrainedConfig) -> str:
@@ -380,8 +391,8 @@ def load_mapped(path: Path, kind: str) -> Any:
 def huggingface_of(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the state stored by a HuggingFaceModel, None if the checkpoint has none."""
     integrations = state.get('integrations')
-    found = integrations.get('huggingface') if isinstance(integrations, Mapping) else None
-    return found if isinstance(found, Mapping) else None
+    huggingface = integrations.get('huggingface') if isinstance(integrations, Mapping) else None
+    return huggingface if isinstance(huggingface, Mapping) else None
 
 
 def training_of(path: Path, timestamp: Any) -> TrainingPoint | None:
@@ -408,32 +419,34 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
     The tokenizer consists of thousands of entries, one per token, and is read only if `wants_tokenizer`.
     """
     metadata = metadata_of(path)
-    paths = {name: tuple(place) for name, place in (metadata.planner_data or {}).items()}
-    tensors = {
-        str(paths[name][2]).removeprefix(PREFIX): (
-            name,
-            torch.empty(stored.size, dtype=stored.properties.dtype, device='meta'),
-        )
-        for name, stored in metadata.state_dict_metadata.items()
-        if isinstance(stored, TensorStorageMetadata) and paths.get(name, ())[:2] == OF_MODEL
-    }
+    keys_of_entry = {name: tuple(keys) for name, keys in (metadata.planner_data or {}).items()}
+
+    # The tensors of the model, without data, and the entries that hold them.
+    tensors: dict[str, torch.Tensor] = {}
+    entry_of_tensor: dict[str, str] = {}
+    for entry, stored in metadata.state_dict_metadata.items():
+        if isinstance(stored, TensorStorageMetadata) and keys_of_entry.get(entry, ())[:2] == OF_MODEL:
+            name = str(keys_of_entry[entry][2]).removeprefix(PREFIX)
+            tensors[name] = torch.empty(stored.size, dtype=stored.properties.dtype, device='meta')
+            entry_of_tensor[name] = entry
     if not tensors:
         raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
     check_shards(path, metadata)
+
+    def load_into(targets: Mapping[str, torch.Tensor]) -> None:
+        load_distributed(path, {entry_of_tensor[name]: target for name, target in targets.items()})
+
+    # Everything else that is read: the time, and the configuration and tokenizer.
     of_tokenizer = (*OF_HUGGINGFACE, 'tokenizer')
-    wanted = [
-        name
-        for name, place in paths.items()
-        if place[:2] == OF_TIME or (place[:3] == OF_HUGGINGFACE and (wants_tokenizer or place[:4] != of_tokenizer))
-    ]
-    values: dict[str, Any] = dict.fromkeys(wanted)
+    values: dict[str, Any] = {}
+    for entry, keys in keys_of_entry.items():
+        is_of_model = keys[:3] == OF_HUGGINGFACE and (wants_tokenizer or keys[:4] != of_tokenizer)
+        if keys[:2] == OF_TIME or is_of_model:
+            values[entry] = None
     load_distributed(path, values)
-    state: Any = unflatten_state_dict(values, paths).get('state', {})
+    state: Any = unflatten_state_dict(values, keys_of_entry).get('state', {})
     return CheckpointContent(
-        weights=Weights(
-            {own: tensor for own, (_, tensor) in tensors.items()},
-            lambda targets: load_distributed(path, {tensors[own][0]: to for own, to in targets.items()}),
-        ),
+        weights=Weights(tensors, load_into),
         huggingface=huggingface_of(state),
         training=training_of(path, state.get('timestamp')),
     )
@@ -451,11 +464,13 @@ def metadata_of(path: Path) -> Metadata:
 def parts_without_optimizer(path: Path) -> dict[str, list[tuple[int, int]]]:
     """Return (start, end) in bytes of the entries in each shard, except those of optimizers. Raise ModelError."""
     metadata = metadata_of(path)
-    parts: dict[str, list[tuple[int, int]]] = {}
-    for index, info in metadata.storage_data.items():
-        found = parts.setdefault(info.relative_path, [])
-        if tuple((metadata.planner_data or {}).get(index.fqn, ()))[:2] != OF_OPTIMIZERS:
-            found.append((info.offset, info.offset + info.length))
+    keys_of_entry = metadata.planner_data or {}
+    parts: dict[str, list[tuple[int, int]]] = {}  # by file; a file of optimizers alone has none
+    for index, stored in metadata.storage_data.items():
+        parts_of_file = parts.setdefault(stored.relative_path, [])
+        keys = tuple(keys_of_entry.get(index.fqn, ()))
+        if keys[:2] != OF_OPTIMIZERS:
+            parts_of_file.append((stored.offset, stored.offset + stored.length))
     return parts
 
 
@@ -498,14 +513,17 @@ def read_folder(path: Path) -> Weights:
 def read_shards(index: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of all files in an index. Raise ModelError."""
     with model_errors(f'{index}: cannot be read', READ_AGAIN):
-        places: dict[str, str] = json.loads(index.read_text(encoding='utf-8'))['weight_map']
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        file_of_weight: dict[str, str] = json.loads(index.read_text(encoding='utf-8'))['weight_map']
+    if not isinstance(file_of_weight, dict) or not all(isinstance(name, str) for name in file_of_weight.values()):
         raise ModelError(f'{index}: weight_map is not a mapping of weights to file names; {READ_AGAIN}')
-    files = sorted(set(places.values()))
+    files = sorted(set(file_of_weight.values()))
     missing = [name for name in files if not (index.parent / name).is_file()]
     if missing:
         raise ModelError(f'{index}: of {len(files)} files {len(missing)} are missing: {listed(missing)}')
-    return {name: tensor for file in files for name, tensor in read_tensors(index.parent / file).items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for name in files:
+        tensors.update(read_tensors(index.parent / name))
+    return tensors
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
