@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -83,30 +84,32 @@ def list_files(
 
 def entry_of(state: FileState) -> dict[str, Any]:
     """Return all that is known of a file and its state, for JSON."""
-    renamed = {'num_rows': 'rows', 'num_bytes': 'bytes'}
-    fields = {renamed.get(name, name): value for name, value in asdict(state.file).items()}
-    of_file = {'category': state.file.category, 'url': state.file.url}
-    return {**fields, **of_file, 'status': state.status, 'detail': state.detail or None}
+    entry = asdict(state.file)
+    entry['rows'] = entry.pop('num_rows')
+    entry['bytes'] = entry.pop('num_bytes')
+    entry['category'] = state.file.category
+    entry['url'] = state.file.url
+    entry['status'] = state.status
+    entry['detail'] = state.detail or None
+    return entry
 
 
 def print_table(states: Sequence[FileState], data_root: str) -> None:
     """Print a row per file, then how each file with other bytes differs from the published one."""
-    rows = [
-        (
-            state.file.path,
-            state.file.task,
-            state.status,
-            f'{state.file.num_rows:,}',
-            '' if state.file.num_bytes is None else f'{state.file.num_bytes:,}',
-            state.file.licence,
-            state.file.repository.partition(':')[2] + (' *' if state.file.converter else ''),
+    rows = []
+    for state in states:
+        file = state.file
+        num_bytes = '' if file.num_bytes is None else f'{file.num_bytes:,}'
+        repository = file.repository.partition(':')[2]
+        star = ' *' if file.converter else ''
+        rows.append(
+            (file.path, file.task, state.status, f'{file.num_rows:,}', num_bytes, file.licence, f'{repository}{star}')
         )
-        for state in states
-    ]
     print_rows(('file', 'task', data_root, 'rows', 'bytes', 'licence', 'published in'), rows)
+
     num_rows = sum(state.file.num_rows for state in states)
-    starred = '; * is converted' if any(state.file.converter for state in states) else ''
-    typer.echo(f'{plural(len(states), "file")}, {num_rows:,} rows{starred}')
+    legend = '; * is converted' if any(state.file.converter for state in states) else ''
+    typer.echo(f'{plural(len(states), "file")}, {num_rows:,} rows{legend}')
     for state in states:
         if state.status == OTHER:
             typer.secho(f'{state.place}: {state.detail}', fg='red')
@@ -141,11 +144,12 @@ def fetch(
     """
     check_options(context, excludes={'offline': ('source', 'retries', 'overwrite'), 'source': ('retries',)})
     files = select_files(names or ())
-    variable = next((name for name in OFFLINE_VARIABLES if os.environ.get(name, '').lower() in YES), None)
+    offline_variables = [name for name in OFFLINE_VARIABLES if os.environ.get(name, '').lower() in YES]
     if source is not None:
         copy_files(files, source, to, overwrite=overwrite)
-    elif offline or variable is not None:
-        typer.echo(f'offline{"" if offline else f", as {variable} is set"}: nothing is downloaded')
+    elif offline or offline_variables:
+        reason = '' if offline else f', as {offline_variables[0]} is set'
+        typer.echo(f'offline{reason}: nothing is downloaded')
         exit_with(print_states((look(file, to) for file in files), files), {MISSING, OTHER})
     else:
         states = (fetch_file(file, to, overwrite=overwrite, num_retries=retries) for file in files)
@@ -176,12 +180,12 @@ def print_states(states: Iterable[FileState], files: Sequence[DataFile]) -> set[
     Lines of files that are missing or differ from the published ones include the address.
     """
     width = max(len(file.path) for file in files)
-    statuses: list[str] = []
+    num_by_status: Counter[str] = Counter()
     failures = []
     for state in states:
         status, file = state.status, state.file
-        statuses.append(status)
-        detail = ': '.join(filter(None, (state.place, state.detail))) if state.detail else ''
+        num_by_status[status] += 1
+        detail = f'{state.place}: {state.detail}' if state.place and state.detail else state.detail
         if status == FAILED:
             failures.append(f'error: {file.path}: {detail}')
             detail = ''
@@ -189,11 +193,11 @@ def print_states(states: Iterable[FileState], files: Sequence[DataFile]) -> set[
             detail = f'{detail}; published at {file.url}'.removeprefix('; ')
         line = f'{status.ljust(STATUS_WIDTH)}{file.path.ljust(width)}  {detail}'
         typer.secho(line.rstrip(), fg='red' if status in (FAILED, OTHER) else None)
-    counts = ', '.join(f'{statuses.count(status)} {status}' for status in dict.fromkeys(statuses))
-    typer.echo(f'{plural(len(statuses), "file")}: {counts}')
+    counts = ', '.join(f'{count} {status}' for status, count in num_by_status.items())
+    typer.echo(f'{plural(num_by_status.total(), "file")}: {counts}')
     for failure in failures:
         print(failure, file=sys.stderr)
-    return set(statuses)
+    return set(num_by_status)
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Sequence[str | Text]], *, fits_terminal: bool = False) -> None:

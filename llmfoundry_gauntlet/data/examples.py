@@ -28,11 +28,29 @@ Rule = Callable[[Mapping[str, Any]], str]
 
 # Keys with a row's answer or identifier: rows that differ only in these have the same prompt.
 _NO_PROMPT = frozenset(
-    (
-        *('aliases', 'answer', 'answer_index', 'answers', 'canonical_solution', 'chain_of_thought', 'continuation'),
-        *('cot_content', 'gold', 'label', 'other', 'solution', 'target', 'targets'),
-        *('category', 'id', 'idx', 'question_id', 'src'),
-    )
+    {
+        # Answers.
+        'aliases',
+        'answer',
+        'answer_index',
+        'answers',
+        'canonical_solution',
+        'chain_of_thought',
+        'continuation',
+        'cot_content',
+        'gold',
+        'label',
+        'other',
+        'solution',
+        'target',
+        'targets',
+        # Identifiers.
+        'category',
+        'id',
+        'idx',
+        'question_id',
+        'src',
+    }
 )
 # Word problems with fewer words than this, such as 'what is 3 + 4 ?', are too generic to be variants of each other.
 _WORDS_OF_A_PROBLEM = 8
@@ -57,17 +75,14 @@ def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mappin
     def example_of(number: int, row: Mapping[str, Any]) -> Example:
         if task.strips_rows:
             row = {key: value.strip() if isinstance(value, str) else value for key, value in row.items()}
+        category = text_field(row, 'category', allow_empty=False) if task.has_categories else None
         if task.cluster_key is None:
-            cluster = row_cluster(Path(task.dataset_uri).name.partition('.jsonl')[0], row)
+            stem = Path(task.dataset_uri).name.partition('.jsonl')[0]
+            cluster = row_cluster(stem, row)
         else:
-            cluster = row_cluster('', {task.cluster_key: field_value(row, task.cluster_key)})
-        return Example(
-            row=number,
-            category=text_field(row, 'category', allow_empty=False) if task.has_categories else None,
-            content=parse(row),
-            digest=row_digest(row),
-            cluster=cluster,
-        )
+            named = {task.cluster_key: field_value(row, task.cluster_key)}
+            cluster = row_cluster('', named)
+        return Example(row=number, category=category, content=parse(row), digest=row_digest(row), cluster=cluster)
 
     problems: list[str] = []
     source, rows = read_task_rows(task, data_root, problems)
@@ -105,7 +120,8 @@ def subset(examples: Sequence[Example], num_items: int | None) -> list[Example]:
     """Return the first `num_items` examples of `in_turns`, in their original order; all if `num_items` is None."""
     if num_items is None or num_items >= len(examples):
         return list(examples)
-    return [examples[place] for place in sorted(in_turns(examples)[:num_items])]
+    taken = in_turns(examples)[:num_items]
+    return [examples[position] for position in sorted(taken)]
 
 
 def cluster_name(example: Example) -> str:
@@ -121,31 +137,44 @@ def in_turns(examples: Sequence[Example]) -> list[int]:
     rows' content, and examples within a cluster by a digest of their own content. Categories alternate by the share of
     each taken so far. The order of the rows does not matter.
     """
-    clusters: dict[tuple[str | None, str], list[int]] = {}
-    for place, example in enumerate(examples):
-        clusters.setdefault((example.category, cluster_name(example)), []).append(place)
-    rounds: dict[str | None, list[tuple[int, str, int]]] = {}
-    for (category, name), places in clusters.items():
-        ordered = sorted(places, key=lambda place: (examples[place].digest, examples[place].file or '', place))
-        rounds.setdefault(category, []).extend((turn, name, place) for turn, place in enumerate(ordered))
-    turns = [
-        ((number + 0.5) / len(found), name, place)
-        for found in rounds.values()
-        for number, (_, name, place) in enumerate(sorted(found))
-    ]
-    return [place for _, _, place in sorted(turns)]
+    clusters_by_category: dict[str | None, dict[str, list[int]]] = {}
+    for position, example in enumerate(examples):
+        clusters = clusters_by_category.setdefault(example.category, {})
+        clusters.setdefault(cluster_name(example), []).append(position)
+
+    # The middle of an example's place in its category, as a share, so that large and small categories alternate.
+    shares: list[tuple[float, str, int]] = []
+    for clusters in clusters_by_category.values():
+        order = in_rounds(clusters, examples)
+        for number, (name, position) in enumerate(order):
+            shares.append(((number + 0.5) / len(order), name, position))
+    return [position for _, _, position in sorted(shares)]
+
+
+def in_rounds(clusters: Mapping[str, Sequence[int]], examples: Sequence[Example]) -> list[tuple[str, int]]:
+    """Return the first example of every cluster, then every second one and so on, each with its cluster's name."""
+
+    def content_of(position: int) -> tuple[str, str, int]:
+        example = examples[position]
+        return example.digest, example.file or '', position
+
+    turns: list[tuple[int, str, int]] = []
+    for name, positions in clusters.items():
+        ordered = sorted(positions, key=content_of)
+        turns += [(turn, name, position) for turn, position in enumerate(ordered)]
+    return [(name, position) for _, name, position in sorted(turns)]
 
 
 def least_items(examples: Sequence[Example], order: Sequence[int]) -> int:
     """Return the least number of examples, taken in this order, that cover two clusters and every category."""
     categories = {example.category for example in examples}
     num_clusters = min(LEAST_CLUSTERS, len({cluster_name(example) for example in examples}))
-    seen: set[str | None] = set()
-    clusters: set[str] = set()
-    for count, place in enumerate(order, 1):
-        seen.add(examples[place].category)
-        clusters.add(cluster_name(examples[place]))
-        if len(clusters) >= num_clusters and seen == categories:
+    covered_categories: set[str | None] = set()
+    covered_clusters: set[str] = set()
+    for count, position in enumerate(order, start=1):
+        covered_categories.add(examples[position].category)
+        covered_clusters.add(cluster_name(examples[position]))
+        if len(covered_clusters) >= num_clusters and covered_categories == categories:
             return count
     return len(order)
 
@@ -156,7 +185,9 @@ def row_cluster(stem: str, row: Mapping[str, Any]) -> str:
     `stem` is the data file's name without folder and suffix, such as 'squad' or 'human_eval-0.5'.
     """
     rule = RULES.get(stem)
-    source = (rule(row) if rule else '') or _question_json(row)
+    source = '' if rule is None else rule(row)
+    if not source:
+        source = _question_json(row)
     return hashlib.sha256(source.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 
@@ -166,7 +197,7 @@ def _question_json(row: Mapping[str, Any]) -> str:
     return json.dumps(asked or dict(row), sort_keys=True, ensure_ascii=False)
 
 
-def _found(field: str, pattern: str) -> Rule:
+def _group_in(field: str, pattern: str) -> Rule:
     """Make a rule: the group of a pattern that a field starts with, white space normalized."""
     compiled = re.compile(pattern, re.DOTALL)
 
@@ -177,9 +208,9 @@ def _found(field: str, pattern: str) -> Rule:
     return rule
 
 
-def _opening(field: str, head: str, num_words: int) -> Rule:
+def _first_words_in(field: str, head: str, num_words: int) -> Rule:
     """Make a rule: the first words after `head`, for sources reworded slightly from row to row."""
-    return _found(field, rf'{head}\s*((?:\S+\s+){{0,{num_words - 1}}}\S+)')
+    return _group_in(field, rf'{head}\s*((?:\S+\s+){{0,{num_words - 1}}}\S+)')
 
 
 def _wording(row: Mapping[str, Any]) -> str:
@@ -194,14 +225,20 @@ def _scheme(row: Mapping[str, Any]) -> str:
     The sentences of a pair differ in one word, which may come before or after the pronoun.
     """
     first, second = (option.split() for option in _pair(row, 'context_options'))
-    pairs = enumerate(zip(first, second, strict=False))
-    same = next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
-    return json.dumps([first[:2], first[same:], second[same:]], ensure_ascii=False) if same >= 2 else ''
+    num_shared = 0
+    for word, other_word in zip(first, second, strict=False):
+        if word != other_word:
+            break
+        num_shared += 1
+    if num_shared < 2:
+        return ''
+    return json.dumps([first[:2], first[num_shared:], second[num_shared:]], ensure_ascii=False)
 
 
 def _persons(row: Mapping[str, Any]) -> str:
     """Return the two people in a Winogender sentence; each pair occurs in only one template."""
-    return ' / '.join(sorted(filter(None, _pair(row, 'choices'))))
+    persons = [choice for choice in _pair(row, 'choices') if choice]
+    return ' / '.join(sorted(persons))
 
 
 def _pair(row: Mapping[str, Any], field: str) -> tuple[str, str]:
@@ -233,39 +270,45 @@ def _text(row: Mapping[str, Any], field: str) -> str:
     return value if isinstance(value, str) else ''
 
 
-_QUESTION_BEFORE_OPTIONS = _found('query', r'Question: (.*?)\nA\. ')
-_BBQ_QUESTION = _found('query', r'Context: .*\nQuestion: (.*)\nAnswer:')
-_PASSAGE = _found('query', r'Passage: (.*)\nQ: ')
-_SCORE_PASSAGE = _found('passage', r'(.*)')
+_QUESTION_BEFORE_OPTIONS = _group_in('query', r'Question: (.*?)\nA\. ')
+_BBQ_QUESTION = _group_in('query', r'Context: .*\nQuestion: (.*)\nAnswer:')
+_PASSAGE = _group_in('query', r'Passage: (.*)\nQ: ')
+_SCORE_PASSAGE = _group_in('passage', r'(.*)')
 _SCORE_AGIEVAL = ('aqua-rat', 'lsat-ar', 'lsat-lr', 'lsat-rc', 'sat-en', 'sat-math')
 _HISTORY = r'This question refers to the following information\..*'
 _HUMAN_EVAL = (
-    *('human_eval', 'human_eval-0.25', 'human_eval-0.5', 'human_eval-0.75'),
-    *('human_eval_return_simple', 'human_eval_return_complex', 'processed_human_eval_cpp', 'processed_human_eval_js'),
+    'human_eval',
+    'human_eval-0.25',
+    'human_eval-0.5',
+    'human_eval-0.75',
+    'human_eval_return_simple',
+    'human_eval_return_complex',
+    'processed_human_eval_cpp',
+    'processed_human_eval_js',
 )
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
         # Several questions about one passage, story or game.
-        'squad': _found('context', r'Context: (.*)\nQuestion: '),
-        'coqa': _found('context', r'[^\n]*\nStory: (.*?)\n(?:Preceding questions:|\nFinal question:)\n'),
-        'boolq': _found('query', r'Passage: (.*)\nQuestion: '),
-        'siqa': _found('query', r'Context: (.*)\nQuestion: '),
+        'squad': _group_in('context', r'Context: (.*)\nQuestion: '),
+        'coqa': _group_in('context', r'[^\n]*\nStory: (.*?)\n(?:Preceding questions:|\nFinal question:)\n'),
+        'boolq': _group_in('query', r'Passage: (.*)\nQuestion: '),
+        'siqa': _group_in('query', r'Context: (.*)\nQuestion: '),
         'agi_eval_lsat_rc': _PASSAGE,
         'agi_eval_lsat_lr': _PASSAGE,
         'agi_eval_lsat_ar': _PASSAGE,
         'agi_eval_sat_en': _PASSAGE,
-        'agi_eval_sat_math': _found('context', r'Passage: (.*)\nQ: '),
-        'logi_qa': _opening('query', 'Context: ', 8),
-        'logiqa-en': _opening('passage', '', 8),
-        'bigbench_strange_stories': _opening('query', 'Context: ', 4),
-        'bigbench_conlang_translation': _found('context', r'(.*)\nNow, translate the following '),
-        'mmlu': _found('query', rf'Question: ({_HISTORY})\n.*?\nChoices\n'),
-        'mmlu_pro_test': _found('question', rf'({_HISTORY})\n'),
+        'agi_eval_sat_math': _group_in('context', r'Passage: (.*)\nQ: '),
+        'logi_qa': _first_words_in('query', 'Context: ', 8),
+        'logiqa-en': _first_words_in('passage', '', 8),
+        'bigbench_strange_stories': _first_words_in('query', 'Context: ', 4),
+        'bigbench_conlang_translation': _group_in('context', r'(.*)\nNow, translate the following '),
+        'mmlu': _group_in('query', rf'Question: ({_HISTORY})\n.*?\nChoices\n'),
+        'mmlu_pro_test': _group_in('question', rf'({_HISTORY})\n'),
         **dict.fromkeys(_SCORE_AGIEVAL, _SCORE_PASSAGE),
         # Several sentences, puzzles or problems derived from one.
-        'bigbench_logical_deduction': _found('query', r'(.*)\n+Which of the following statements '),
-        'hellaswag': _found('query', r'([^:]+: \w.*?)[.?!] '),
+        'bigbench_logical_deduction': _group_in('query', r'(.*)\n+Which of the following statements '),
+        'hellaswag': _group_in('query', r'([^:]+: \w.*?)[.?!] '),
         'winograd_wsc': _scheme,
         'winogender_mc_female': _persons,
         'winogender_mc_male': _persons,

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,16 @@ TRUST = 'trust_remote_code'
 RESOLVED_BY = ('revision', 'data_dir', 'data_files', 'cache_dir', 'download_mode', 'token', 'storage_options')
 KEPT = (list, tuple, Mapping, bytes)  # types that are not converted to text
 MOST_TEXT = 200  # characters at each end of an error of `datasets`
+LOADING_ERRORS = (  # that `load_dataset` raises beside its own
+    AttributeError,
+    ImportError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    StopIteration,  # of datasets 4 for files without rows
+    TypeError,
+    ValueError,
+)
 
 
 def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, Any]]:
@@ -32,19 +43,21 @@ def hugging_face_rows(task: TaskSpec, data_root: str | Path) -> list[dict[str, A
     """
     uri = task.dataset_uri
     data = load_split(uri, task.hf_loading_vars or {}, data_root)
-    columns = parsing_map(task, data.column_names)
-    if columns is None:
+    columns_by_key = parsing_map(task, data.column_names)
+    if columns_by_key is None:
         rows = data.with_format('arrow')[:].to_pylist()
-        return [{key: to_json_types(value) for key, value in row.items()} for row in rows]
-    data = data.select_columns(list(dict.fromkeys(column for named in columns.values() for column in named)))
+        return [{column: to_json_types(value) for column, value in row.items()} for row in rows]
+
+    # The others may be of types that JSON lacks, such as images, and large.
+    used_columns = dict.fromkeys(chain.from_iterable(columns_by_key.values()))
+    rows = data.select_columns(list(used_columns)).with_format('arrow')[:].to_pylist()
     problems: list[str] = []
-    rows = [
-        mapped_row(row, columns, f'{uri}:{number}', problems)
-        for number, row in enumerate(data.with_format('arrow')[:].to_pylist(), start=1)
+    mapped_rows = [
+        mapped_row(row, columns_by_key, f'{uri}:{number}', problems) for number, row in enumerate(rows, start=1)
     ]
     if problems:
         raise DataError(problems)
-    return rows
+    return mapped_rows
 
 
 def load_split(uri: str, loading: Mapping[str, Any], data_root: str | Path) -> Any:
@@ -62,15 +75,9 @@ def load_split(uri: str, loading: Mapping[str, Any], data_root: str | Path) -> A
         name = find_dataset_folder(name, data_root)
     try:
         data = datasets.load_dataset(name, **safe_variables(name, uri, loading))
-    except (
-        *(OSError, ValueError, ImportError, TypeError, KeyError, AttributeError, RuntimeError),
-        StopIteration,  # raised by datasets 4 for files without rows
-        datasets.exceptions.DatasetsError,
-    ) as error:
-        text = ': '.join(' '.join(str(one).split()) for one in (error, error.__cause__) if one is not None)
-        text = text if len(text) <= 2 * MOST_TEXT else f'{text[:MOST_TEXT]} [...] {text[-MOST_TEXT:]}'
+    except (*LOADING_ERRORS, datasets.exceptions.DatasetsError) as error:
         raise DataError(
-            f'{uri}: cannot be loaded: {text}; set hf_loading_vars to valid arguments of '
+            f'{uri}: cannot be loaded: {reason_of(error)}; set hf_loading_vars to valid arguments of '
             'datasets.load_dataset, or save the dataset to a folder: hf://./folder'
         ) from error
     if isinstance(data, Mapping):
@@ -78,6 +85,13 @@ def load_split(uri: str, loading: Mapping[str, Any], data_root: str | Path) -> A
     if not isinstance(data, datasets.Dataset):
         raise DataError(f'{uri}: gives {type(data).__name__}; allowed: one split (split: test), and no streaming')
     return data
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error of `datasets` with its cause on one line, shortened in the middle."""
+    errors = [error] if error.__cause__ is None else [error, error.__cause__]
+    text = ': '.join(' '.join(str(each).split()) for each in errors)
+    return text if len(text) <= 2 * MOST_TEXT else f'{text[:MOST_TEXT]} [...] {text[-MOST_TEXT:]}'
 
 
 def find_dataset_folder(name: str, data_root: str | Path) -> str:
@@ -138,23 +152,26 @@ def parsing_map(task: TaskSpec, found: Sequence[str]) -> dict[str, list[str]] | 
 
 
 def mapped_row(
-    row: Mapping[str, Any], columns: Mapping[str, Sequence[str]], place: str, problems: list[str]
+    row: Mapping[str, Any], columns_by_key: Mapping[str, Sequence[str]], place: str, problems: list[str]
 ) -> dict[str, Any]:
     """Return a row with the keys of the map. Columns are converted to text and joined by spaces, as in llm-foundry.
 
     A single column that holds a list, a mapping or null is kept unchanged, as is the number at `gold`.
     """
-    found: dict[str, Any] = {}
-    for key, named in columns.items():
-        values = [row[column] for column in named]
-        if len(values) == 1 and (key == 'gold' or to_json_types(values[0]) is None or isinstance(values[0], KEPT)):
-            found[key] = to_json_types(values[0])
+    mapped: dict[str, Any] = {}
+    for key, columns in columns_by_key.items():
+        values = [row[column] for column in columns]
+        is_kept = key == 'gold' or to_json_types(values[0]) is None or isinstance(values[0], KEPT)
+        if len(values) == 1 and is_kept:
+            mapped[key] = to_json_types(values[0])
             continue
-        empty = [column for column in named if to_json_types(row[column]) is None]
-        if empty:
-            problems.append(f'{place}: {key} joins {", ".join(named)}, but {empty[0]} is empty; allowed: text')
-        found[key] = ' '.join(map(str, values))
-    return found
+        empty_columns = [column for column in columns if to_json_types(row[column]) is None]
+        if empty_columns:
+            problems.append(
+                f'{place}: {key} joins {", ".join(columns)}, but {empty_columns[0]} is empty; allowed: text'
+            )
+        mapped[key] = ' '.join(map(str, values))
+    return mapped
 
 
 def to_json_types(value: Any) -> Any:
@@ -167,4 +184,5 @@ def to_json_types(value: Any) -> Any:
         return [to_json_types(inner) for inner in value]
     if isinstance(value, Mapping):
         return {str(key): to_json_types(inner) for key, inner in value.items()}
-    return {type(value).__name__: hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)}
+    text = hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)
+    return {type(value).__name__: text}

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from hashlib import sha1, sha256
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import quote
 
 from llmfoundry_gauntlet.config.resources import PACKAGE
@@ -97,13 +96,24 @@ def git_blob_id(content: bytes) -> str:
 @cache
 def read_manifest(path: Path = PATH) -> tuple[DataFile, ...]:
     """Return all files in the order of the manifest; empty fields are unknown."""
-    files = []
     with path.open(encoding='utf-8', newline='') as lines:
-        for row in csv.DictReader(lines, dialect='excel-tab'):
-            known: dict[str, Any] = {name: value or None for name, value in row.items()}
-            num_rows, num_bytes = int(known.pop('rows')), known.pop('bytes')
-            files.append(DataFile(num_rows=num_rows, num_bytes=num_bytes and int(num_bytes), **known))
-    return tuple(files)
+        rows = list(csv.DictReader(lines, dialect='excel-tab'))
+    return tuple(
+        DataFile(
+            path=row['path'],
+            task=row['task'],
+            num_rows=int(row['rows']),
+            num_bytes=int(row['bytes']) if row['bytes'] else None,
+            git_blob=row['git_blob'] or None,
+            sha256=row['sha256'] or None,
+            repository=row['repository'],
+            revision=row['revision'],
+            source=row['source'],
+            licence=row['licence'],
+            converter=row['converter'] or None,
+        )
+        for row in rows
+    )
 
 
 def select_files(names: Sequence[str]) -> tuple[DataFile, ...]:
@@ -133,22 +143,32 @@ def origin_of(paths: Sequence[Path]) -> str:
     SAMPLE if a file is the package's sample data, UNOFFICIAL if a file has a published file's name but is not known to
     be identical (MMLU-Pro and MATH are converted, so no hash is known), OWN for any other file or none, else PUBLISHED.
     """
-    origins = {origin_of_file(path) for path in paths} or {OWN}
-    return next(origin for origin in (SAMPLE, UNOFFICIAL, OWN, PUBLISHED) if origin in origins)
+    origins = {origin_of_file(path) for path in paths}
+    for origin in (SAMPLE, UNOFFICIAL, OWN, PUBLISHED):
+        if origin in origins:
+            return origin
+    return OWN
 
 
 def origin_of_file(path: Path) -> str:
     """Return where a file comes from, by its content and by its path below a data root."""
-    if path.resolve().is_relative_to(PATH.parent.resolve()):
+    samples_folder = PATH.parent
+    if path.resolve().is_relative_to(samples_folder.resolve()):
         return SAMPLE
+
     content = path.read_bytes()
     hashes = {git_blob_id(content), sha256(content).hexdigest()}
-    if any(file.converter is None and not hashes.isdisjoint((file.git_blob, file.sha256)) for file in read_manifest()):
+    unconverted = [file for file in read_manifest() if file.converter is None]
+    if any(file.git_blob in hashes or file.sha256 in hashes for file in unconverted):
         return PUBLISHED
-    named = [file for file in read_manifest() if path.resolve().as_posix().endswith(f'/{file.path}')]
-    if any((PATH.parent / file.path).is_file() and (PATH.parent / file.path).read_bytes() == content for file in named):
-        return SAMPLE
-    return UNOFFICIAL if named else OWN
+
+    place = path.resolve().as_posix()
+    files_of_that_name = [file for file in read_manifest() if place.endswith(f'/{file.path}')]
+    for file in files_of_that_name:
+        sample = samples_folder / file.path
+        if sample.is_file() and sample.read_bytes() == content:
+            return SAMPLE
+    return UNOFFICIAL if files_of_that_name else OWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +184,10 @@ class FileState:
 def compare_with_manifest(content: bytes, file: DataFile, place: str) -> FileState:
     """Compare content with the manifest: PUBLISHED, OTHER, or NO_HASH if only the number of rows can be compared."""
     state = partial(FileState, file=file, place=place)
-    if file.converter is None and (file.sha256 or file.git_blob):
-        problem = file.difference(content)
-        return state(status=OTHER, detail=problem) if problem else state(status=PUBLISHED)
+    has_hash = file.sha256 is not None or file.git_blob is not None
+    if has_hash and file.converter is None:  # else the hash is of the file that is converted
+        difference = file.difference(content)
+        return state(status=PUBLISHED) if difference is None else state(status=OTHER, detail=difference)
     num_rows = sum(1 for line in content.split(b'\n') if line.strip())
     if num_rows != file.num_rows:
         return state(status=OTHER, detail=f'{num_rows:,} rows; expected {file.num_rows:,}')
@@ -178,7 +199,7 @@ def find(file: DataFile, places: Sequence[str]) -> tuple[FileState, bytes]:
 
     If none is, return the state at the first. Published parquet files are converted.
     """
-    first = None
+    states = []
     for place in places:
         content = b''
         try:
@@ -186,13 +207,14 @@ def find(file: DataFile, places: Sequence[str]) -> tuple[FileState, bytes]:
                 content = copy.read()
             if PurePosixPath(place).name != PurePosixPath(file.path).name:
                 content = convert(content, file, place)
-            found = compare_with_manifest(content, file, place)
+            state = compare_with_manifest(content, file, place)
         except DataError as error:
-            found = FileState(file=file, status=OTHER, place=place, detail=error.problems[0].removeprefix(f'{place}: '))
-        if found.status != OTHER:
-            return found, content
-        first = first or found
-    return first or FileState(file=file, status=MISSING), b''
+            reason = error.problems[0].removeprefix(f'{place}: ')
+            state = FileState(file=file, status=OTHER, place=place, detail=reason)
+        if state.status != OTHER:
+            return state, content
+        states.append(state)
+    return (states[0] if states else FileState(file=file, status=MISSING)), b''
 
 
 def look(file: DataFile, data_root: Path) -> FileState:
@@ -219,6 +241,28 @@ def list_copies(files: Sequence[DataFile], url: str) -> Mapping[str, Sequence[st
     The shallowest come first, published parquet files that can be converted last; hidden files are left out. Raise
     ConfigError if there is no such folder.
     """
+    places_by_name: dict[str, list[str]] = defaultdict(list)
+    for place in visible_files(url):
+        places_by_name[PurePosixPath(place).name].append(place)
+
+    copies = {}
+    for file in files:
+        places = list(places_by_name[PurePosixPath(file.path).name])
+        exact = os.path.join(url, file.path)
+        if not places and os.path.isfile(exact):  # below a symlink to a folder, which `find` does not follow
+            places = [exact]
+        if file.converter is not None:
+            of_that_name = places_by_name[PurePosixPath(file.source).name]
+            places += [place for place in of_that_name if place.endswith(f'/{file.source}')]
+        copies[file.path] = places
+    return copies
+
+
+def visible_files(url: str) -> list[str]:
+    """Return the paths or URLs of all files below a folder or fsspec URL but hidden ones, the shallowest first.
+
+    Raise ConfigError if there is no such folder.
+    """
     if not is_remote(url) and not Path(url).is_dir():
         kind = 'is a file; give its folder' if Path(url).exists() else 'there is no such folder'
         raise ConfigError(f'{url}: {kind}')
@@ -227,21 +271,9 @@ def list_copies(files: Sequence[DataFile], url: str) -> Mapping[str, Sequence[st
         paths = [path for path in file_system.find(root) if '/.' not in path.removeprefix(root)]
     if is_remote(url) and not paths:
         raise ConfigError(f'{url}: there is no such folder, or nothing in it')
+    shallowest_first = sorted(paths, key=lambda path: (path.count('/'), path))
     scheme = url[: url.find('://') + 3] if is_remote(url) else ''  # as given: fsspec's own may be an alias
-    places = defaultdict(list)
-    for path in sorted(paths, key=lambda path: (path.count('/'), path)):
-        places[PurePosixPath(path).name].append(path if is_remote(path) else f'{scheme}{path}')
-    copies = {}
-    for file in files:
-        found = list(places[PurePosixPath(file.path).name])
-        exact = os.path.join(url, file.path)
-        if not found and os.path.isfile(exact):  # below a symlink to a folder, which `find` does not follow
-            found = [exact]
-        if file.converter is not None:
-            sources = places[PurePosixPath(file.source).name]
-            found += [place for place in sources if place.endswith(f'/{file.source}')]
-        copies[file.path] = found
-    return copies
+    return [path if is_remote(path) else f'{scheme}{path}' for path in shallowest_first]
 
 
 def fetch_file(file: DataFile, data_root: Path, *, overwrite: bool = False, num_retries: int = 3) -> FileState:
@@ -293,7 +325,8 @@ def download_file(file: DataFile, num_retries: int) -> tuple[FileState, bytes]:
         downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty())
         try:
             content = Path(downloads.fetch(name, downloader=downloader)).read_bytes()
-            content = convert(content, file, file.url) if file.converter else content
+            if file.converter is not None:
+                content = convert(content, file, file.url)
         except (DataError, requests.RequestException, ValueError) as error:
             return FileState(file=file, status=OTHER, place=file.url, detail=' '.join(str(error).split())), b''
     return compare_with_manifest(content, file, file.url), content
@@ -310,18 +343,20 @@ def convert(published: bytes, file: DataFile, source: str) -> bytes:
     problem = file.difference(published)
     if problem:
         raise DataError(f'{source}: {problem}')
-    dataset, stem, lines = file.converter or '', PurePosixPath(file.path).stem, []
+    dataset = file.converter or ''
+    stem = PurePosixPath(file.path).stem
     try:
         rows = parquet.read_table(pa.BufferReader(published)).select(COLUMNS[dataset]).to_pylist()
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f'{source}: cannot be read as the published parquet file: {error}') from error
+    lines = []
     for number, row in enumerate(rows, start=1):
         if dataset == MMLU_PRO:
             options = [option for option in row['options'] if option != NO_OPTION]
             if options != row['options'][: len(options)]:
                 raise DataError(f'{source}: row {number}: {NO_OPTION} is before another option; allowed: last')
             row['options'] = options
-        try:
+        try:  # only to check the row, which is written as it is
             PARSERS[dataset](row, stem)
         except RowError as error:
             raise DataError(error.at(f'{source}: row {number}')) from error

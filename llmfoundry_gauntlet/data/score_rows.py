@@ -27,22 +27,32 @@ from llmfoundry_gauntlet.types import Example
 LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
 FILES = {
     MMLU_PRO: ('score/mmlu_pro_test.jsonl',),
-    AGIEVAL: tuple(
-        f'score/agieval_v1/{subset}.jsonl'
-        for subset in ('sat-math', 'lsat-lr', 'lsat-rc', 'logiqa-en', 'aqua-rat', 'sat-en', 'lsat-ar')
+    AGIEVAL: (
+        'score/agieval_v1/sat-math.jsonl',
+        'score/agieval_v1/lsat-lr.jsonl',
+        'score/agieval_v1/lsat-rc.jsonl',
+        'score/agieval_v1/logiqa-en.jsonl',
+        'score/agieval_v1/aqua-rat.jsonl',
+        'score/agieval_v1/sat-en.jsonl',
+        'score/agieval_v1/lsat-ar.jsonl',
     ),
-    MATH: tuple(
-        f'score/hendrycks_math/{subject}.jsonl'
-        for subject in (
-            *('algebra', 'counting_and_probability', 'geometry', 'intermediate_algebra', 'number_theory'),
-            *('prealgebra', 'precalculus'),
-        )
+    MATH: (
+        'score/hendrycks_math/algebra.jsonl',
+        'score/hendrycks_math/counting_and_probability.jsonl',
+        'score/hendrycks_math/geometry.jsonl',
+        'score/hendrycks_math/intermediate_algebra.jsonl',
+        'score/hendrycks_math/number_theory.jsonl',
+        'score/hendrycks_math/prealgebra.jsonl',
+        'score/hendrycks_math/precalculus.jsonl',
     ),
 }
-LISTED = re.compile(r'(?:^|Choices:[^\S\n]+)([A-Za-z])\.\)?(?=\s|$)[^\S\n]*', re.MULTILINE)
+
+# A list of options at the end of a query: its heading, the letter before each option, and what may follow the last.
 LIST_HEAD = re.compile(r'(?:^|(?<=\n))[^\S\n]*Choices:?\s*$')
+LIST_LETTER = re.compile(r'(?:^|Choices:[^\S\n]+)([A-Za-z])\.\)?(?=\s|$)[^\S\n]*', re.MULTILINE)
 LIST_END = re.compile(r'\s*(?:(?:^|(?<=\s))(?:Answer|A):)?\s*$')
-OPTION_LABEL = re.compile(r'\([A-Z]\)|[A-Z] |[A-Z]\? ')
+
+OPTION_LABEL = re.compile(r'\([A-Z]\)|[A-Z] |[A-Z]\? ')  # at the start of AGIEval's options
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +84,11 @@ def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
 
     def example_of(path: Path, number: int, row: Mapping[str, Any]) -> Example:
         content, category = PARSERS[spec.dataset](row, path.stem)
-        place = f'{path}:{number + 1}'
         if isinstance(content, LetteredQuestion):
+            place = f'{path}:{number + 1}'
             oddities.extend((oddity, place) for oddity in option_oddities(content))
-            if is_mmlu_pro and row.get('answer', LETTERS[content.gold]) != LETTERS[content.gold]:
+            gold_letter = LETTERS[content.gold]
+            if is_mmlu_pro and row.get('answer', gold_letter) != gold_letter:
                 oddities.append(('answer contradicts answer_index; answer_index is used', place))
         return Example(
             row=number,
@@ -89,9 +100,9 @@ def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
         )
 
     for path in paths:
-        num_problems = len(problems)
+        num_problems_before = len(problems)
         rows = read_rows(str(path), problems)
-        if not rows and len(problems) == num_problems:
+        if not rows and len(problems) == num_problems_before:
             problems.append(f'{path}: has no rows; allowed: one JSON object per line')
         examples += parse_rows(str(path), rows, partial(example_of, path), problems)
     if problems:
@@ -102,29 +113,30 @@ def read_score_rows(spec: ScoreSpec, data_root: str | Path) -> TaskRows:
 
 def find_files(spec: ScoreSpec, data_root: str | Path) -> tuple[list[Path], tuple[str, ...]]:
     """Return a dataset's files and the stems of absent ones. Raise DataError if one listed in `subsets` is absent."""
-    wanted = spec.subsets
-    names = {Path(name).stem: name for name in FILES[spec.dataset]}
+    names_by_stem = {Path(name).stem: name for name in FILES[spec.dataset]}
+    wanted = names_by_stem if spec.subsets is None else spec.subsets
     problems = [
-        f'{spec.label}: subsets: {stem!r} is unknown{suggestion(stem, names)}'
-        for stem in wanted or ()
-        if stem not in names
+        f'{spec.label}: subsets: {stem!r} is unknown{suggestion(stem, names_by_stem)}'
+        for stem in wanted
+        if stem not in names_by_stem
     ]
-    found, absent = [], []
-    for stem, name in names.items():
-        if wanted is not None and stem not in wanted:
+    paths: list[Path] = []
+    absent: list[str] = []
+    for stem, name in names_by_stem.items():
+        if stem not in wanted:
             continue
         try:
-            found.append(locate(name, data_root))
+            paths.append(locate(name, data_root))
         except DataError as error:
             absent.append(stem)
-            if wanted is not None:
+            if spec.subsets is not None:
                 problems.extend(error.problems)
-    if not found and not problems:
-        files = ', '.join(names.values())
+    if not paths and not problems:
+        files = ', '.join(names_by_stem.values())
         raise MissingFileError(f'{spec.label}: none of its files exist: {files}; set data_root to their folder')
     if problems:
         raise DataError(problems)
-    return found, tuple(absent)
+    return paths, tuple(absent)
 
 
 def parse_mmlu_pro(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion, str]:
@@ -145,8 +157,14 @@ def parse_agieval(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion, 
     passage = optional_text_field(row, 'passage')
     question = text_field(row, 'question')
     text = f'{passage}Q: {question}' if passage else question
-    bare = tuple(OPTION_LABEL.sub('', option, count=1) if OPTION_LABEL.match(option) else option for option in options)
-    return LetteredQuestion(text, bare, letters.index(label)), stem
+    bare_options = tuple(map(without_label, options))
+    return LetteredQuestion(text, bare_options, letters.index(label)), stem
+
+
+def without_label(option: str) -> str:
+    """Return an option of AGIEval without the letter at its start."""
+    label = OPTION_LABEL.match(option)
+    return option if label is None else option[label.end() :]
 
 
 def parse_math(row: Mapping[str, Any], stem: str) -> tuple[MathQuestion, str]:
@@ -180,10 +198,10 @@ def option_oddities(content: LetteredQuestion) -> Iterator[str]:
 
 def oddity_warnings(oddities: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """Return a warning per description, with its first place and the number of places."""
-    places = defaultdict(list)
+    places_by_oddity = defaultdict(list)
     for oddity, place in oddities:
-        places[oddity].append(place)
-    return tuple(f'{found[0]}: {oddity} ({len(found)} such rows)' for oddity, found in places.items())
+        places_by_oddity[oddity].append(place)
+    return tuple(f'{places[0]}: {oddity} ({len(places)} such rows)' for oddity, places in places_by_oddity.items())
 
 
 def as_lettered(query: str, choices: Sequence[str], gold: int, topic: str) -> LetteredQuestion:
@@ -193,11 +211,13 @@ def as_lettered(query: str, choices: Sequence[str], gold: int, topic: str) -> Le
     list equals the choices, it is removed from the question. Raise RowError for letters without a list.
     """
     text, options = split_list(query, len(choices))
-    if all(choice.strip(' ().') == letter for choice, letter in zip(choices, LETTERS, strict=False)):
-        if options is None:
-            raise RowError("the choices are letters, but the query does not end in a list of options (lines 'A. ...')")
-    elif options != tuple(choice.strip() for choice in choices):
-        text, options = LIST_END.sub('', query), tuple(choices)
+    bare_choices = tuple(choice.strip() for choice in choices)
+    are_letters = all(choice.strip(' ().') == letter for choice, letter in zip(choices, LETTERS, strict=False))
+    if are_letters and options is None:
+        raise RowError("the choices are letters, but the query does not end in a list of options (lines 'A. ...')")
+    if options is None or (not are_letters and options != bare_choices):
+        text = LIST_END.sub('', query)
+        options = tuple(choices)
     return LetteredQuestion(text, lettered(options, len(LETTERS)), gold, topic)
 
 
@@ -206,10 +226,15 @@ def split_list(query: str, num_options: int) -> tuple[str, tuple[str, ...] | Non
 
     Each option begins a line with 'A. ' or 'A.) '; letters within a line may be initials, as in 'C. B. F. Skinner'.
     """
-    marks = list(LISTED.finditer(query))[-num_options:]
-    if ''.join(match[1] for match in marks).upper() != LETTERS[:num_options]:
+    marks = list(LIST_LETTER.finditer(query))[-num_options:]
+    letters = ''.join(mark[1] for mark in marks)
+    if letters.upper() != LETTERS[:num_options]:
         return query, None
-    end = LIST_END.search(query)  # before a final 'Answer:' or 'A:'
-    ends = [*(match.start() for match in marks[1:]), end.start() if end else len(query)]
-    options = tuple(query[match.end() : end].strip() for match, end in zip(marks, ends, strict=True))
-    return LIST_HEAD.sub('', query[: marks[0].start()]).rstrip(), options
+    text = LIST_HEAD.sub('', query[: marks[0].start()]).rstrip()
+
+    # Each option ends where the next letter begins; the last one before a final 'Answer:' or 'A:'.
+    list_end = LIST_END.search(query)
+    ends = [mark.start() for mark in marks[1:]]
+    ends.append(len(query) if list_end is None else list_end.start())
+    options = tuple(query[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True))
+    return text, options
