@@ -156,12 +156,9 @@ def decode_entry(entry: Any, index: int, problems: Problems) -> ScoreSpec | None
     """Return one entry; accept single values for lists, and lm-eval's group names for datasets."""
     path = f'{SCORE_KEY}[{index}]'
     if isinstance(entry, Mapping):
-        entry = dict(entry)
-        for name in ('perturbations', 'subsets', 'seeds'):
-            if isinstance(entry.get(name), (str, int)) and not isinstance(entry[name], bool):
-                entry[name] = [entry[name]]
-        if isinstance(entry.get('dataset'), str) and entry['dataset'] in SPEC_NAMES:
-            group = entry['dataset']
+        entry = with_lists(entry)
+        group = entry.get('dataset')
+        if isinstance(group, str) and group in SPEC_NAMES:
             entry['dataset'], perturbation = SPEC_NAMES[group]
             if perturbation is not None:
                 if entry.get('perturbations') not in (None, [perturbation]):
@@ -172,20 +169,31 @@ def decode_entry(entry: Any, index: int, problems: Problems) -> ScoreSpec | None
     return spec
 
 
+def with_lists(entry: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return an entry with single values in lists where it may have lists."""
+    listed = dict(entry)
+    for name in ('perturbations', 'subsets', 'seeds'):
+        value = entry.get(name)
+        if isinstance(value, (str, int)) and not isinstance(value, bool):
+            listed[name] = [value]
+    return listed
+
+
 def merge(specs: Mapping[int, ScoreSpec], problems: Problems) -> dict[int, ScoreSpec]:
     """Merge the perturbations of entries for the same dataset; other settings must agree."""
     merged: dict[int, ScoreSpec] = {}
-    places: dict[str, int] = {}
+    index_of_dataset: dict[str, int] = {}  # of its first entry
     for index, spec in specs.items():
-        place = places.setdefault(spec.dataset, index)
-        other = merged.setdefault(place, spec)
-        if place == index:
+        first_index = index_of_dataset.setdefault(spec.dataset, index)
+        if first_index == index:
+            merged[index] = spec
             continue
-        if replace(spec, perturbations=None) != replace(other, perturbations=None):
+        first = merged[first_index]
+        if replace(spec, perturbations=None) != replace(first, perturbations=None):
             problems.add(f'{SCORE_KEY}[{index}]', f'duplicate dataset {spec.dataset} with different settings')
-        names = {*(spec.perturbations or PERTURBATIONS), *(other.perturbations or PERTURBATIONS)}
+        names = {*(spec.perturbations or PERTURBATIONS), *(first.perturbations or PERTURBATIONS)}
         in_order = tuple(name for name in PERTURBATIONS if name in names)
-        merged[place] = replace(other, perturbations=in_order)
+        merged[first_index] = replace(first, perturbations=in_order)
     return merged
 
 

@@ -95,8 +95,8 @@ class Work:
 
     def seconds(self, kind: str, now: float) -> float:
         """Return the time spent on work of a kind until `now`."""
-        spans = [*self.spans, (None, now)]
-        return sum(end - begun for (its_kind, begun), (_, end) in pairwise(spans) if its_kind == kind)
+        spans = [*self.spans, (None, now)]  # each lasts until the next one begins
+        return sum(end - begun for (kind_of_span, begun), (_, end) in pairwise(spans) if kind_of_span == kind)
 
     def paces(self, now: float) -> dict[str, float]:
         """Return the seconds per token of each kind of work whose pace is known.
@@ -119,10 +119,15 @@ class Work:
     def seconds_left(self, now: float) -> float | None:
         """Return the estimated time left, None as long as nothing is known about the pace of some work."""
         paces = self.paces(now)
-        left = {kind: self.cost(kind) - self.cost_done(kind) for kind in KINDS}
-        if any(cost > 0 and kind not in paces for kind, cost in left.items()):
-            return None
-        return sum(cost * paces[kind] for kind, cost in left.items() if cost > 0)
+        seconds = 0.0
+        for kind in KINDS:
+            cost_left = self.cost(kind) - self.cost_done(kind)
+            if cost_left <= 0:
+                continue
+            if kind not in paces:
+                return None
+            seconds += cost_left * paces[kind]
+        return seconds
 
 
 @contextlib.contextmanager

@@ -40,8 +40,19 @@ from llmfoundry_gauntlet.types import TrainingPoint
 log = logging.getLogger(__name__)
 
 COMPARED = (  # settings that must match existing records
-    *('semantics', 'fewshot', 'subset_items', 'time_budget', 'precision_target', 'truncation', 'max_seq_len'),
-    *('apply_chat_template', *CHAT, 'reasoning_markers'),
+    # which items, with which shots
+    'subset_items',
+    'time_budget',
+    'precision_target',
+    'fewshot',
+    # their prompts
+    'max_seq_len',
+    'truncation',
+    'apply_chat_template',
+    *CHAT,
+    # how they are scored
+    'semantics',
+    'reasoning_markers',
 )
 WAITING, RUNNING, DONE, DAMAGED = 'waiting', 'running', 'done', 'damaged'
 
@@ -119,8 +130,9 @@ class Watcher:
         self.identity = watch_identity(data, options.model.get('precision'))
         self.content = json.dumps(self.identity, sort_keys=True, default=repr).encode()
         self.store = Store(options.folder)
-        place = f'{options.claims or f"{self.store.uri}/.gauntlet"}/{hashlib.sha256(self.content).hexdigest()[:16]}'
-        self.claims = Claims(Store(place), expires_seconds=options.expires_seconds)
+        folder_of_claims = options.claims or f'{self.store.uri}/.gauntlet'
+        own_folder = f'{folder_of_claims}/{hashlib.sha256(self.content).hexdigest()[:16]}'
+        self.claims = Claims(Store(own_folder), expires_seconds=options.expires_seconds)
         self.checkpoints: list[Checkpoint] = []  # newest first
         self.states: dict[Checkpoint, tuple[str, str]] = {}  # state and detail (owner, folder of records, or reason)
         self.not_before: dict[Checkpoint, float] = {}
@@ -138,8 +150,13 @@ class Watcher:
             self.claims.store.write('settings.json', self.content)  # for users to read
         except StoreError as error:
             raise StoreError(f'{error}; give another folder or URI for claims with --claims') from error
-        places = (self.store.uri, plural(len(self.checkpoints), 'checkpoint'), self.options.out, self.claims.store.uri)
-        log.info('watching %s: %s; records in %s, claims in %s', *places)
+        log.info(
+            'watching %s: %s; records in %s, claims in %s',
+            self.store.uri,
+            plural(len(self.checkpoints), 'checkpoint'),
+            self.options.out,
+            self.claims.store.uri,
+        )
 
     def next_step(self) -> Checkpoint | float | None:
         """Return a checkpoint to claim, the seconds until the next poll, or `None` if the watch is over."""
@@ -156,44 +173,51 @@ class Watcher:
         for checkpoint, state in zip(self.checkpoints, states, strict=True):
             if state == WAITING and now >= self.not_before[checkpoint] and not is_measuring:
                 return checkpoint
-        if not {WAITING, RUNNING} & {*states}:
-            idle_seconds = now - self.last_activity
-            if options.stop_seconds is not None and idle_seconds >= options.stop_seconds:
-                log.info('no new checkpoint for %.0f s; stopping', idle_seconds)
-                return None
-        return min([options.poll_seconds, *(at - now for at in self.not_before.values() if at > now)])
+        idle_seconds = now - self.last_activity
+        is_idle = WAITING not in states and RUNNING not in states
+        if is_idle and options.stop_seconds is not None and idle_seconds >= options.stop_seconds:
+            log.info('no new checkpoint for %.0f s; stopping', idle_seconds)
+            return None
+        # A checkpoint that is being written is looked at as soon as it has not changed for long enough.
+        settling_seconds = [settled - now for settled in self.not_before.values() if settled > now]
+        return min([options.poll_seconds, *settling_seconds])
 
     def _list(self) -> None:
         """List the checkpoints and update their states."""
-        found = find_checkpoints(self.store.files())
-        if any(checkpoint.name == '.' for checkpoint in found):
+        checkpoints = find_checkpoints(self.store.files())
+        if any(checkpoint.name == '.' for checkpoint in checkpoints):
             raise ModelError(
                 f'{self.store.uri}: is a checkpoint itself; give the folder above it, or evaluate it with gauntlet '
                 'run --model'
             )
-        self.checkpoints = sorted(found, key=lambda checkpoint: checkpoint.batch or -1, reverse=True)
+        self.checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.batch or -1, reverse=True)
         self.claims.refresh()
         for checkpoint in self.checkpoints:
             if checkpoint not in self.states:  # new or overwritten
                 self.states[checkpoint] = WAITING, ''
                 self.last_activity = time.monotonic()
                 self.not_before[checkpoint] = self.last_activity + self.options.settle_seconds
-            if self.states[checkpoint][0] in (DONE, DAMAGED):
-                continue
-            claim = self.claims.last(checkpoint)
-            folder = self.folder(checkpoint)
-            if claim is not None and claim.is_valid:
-                self.report(checkpoint, RUNNING, f'by {claim.owner}, claim expires at {clock(claim)} unless renewed')
-            elif (folder / RESULTS).is_file() and not self.claims.is_overwritten(checkpoint):
-                check_recorded(folder, self.identity)
-                self.report(checkpoint, DONE, str(folder))
-            else:
-                self.states[checkpoint] = WAITING, '' if claim is None else taken_over(claim)
+            state, _ = self.states[checkpoint]
+            if state not in (DONE, DAMAGED):
+                self._update(checkpoint)
+
+    def _update(self, checkpoint: Checkpoint) -> None:
+        """Find out whether a checkpoint is evaluated, by anyone, or waits."""
+        claim = self.claims.last(checkpoint)
+        folder = self.folder(checkpoint)
+        if claim is not None and claim.is_valid:
+            self.report(checkpoint, RUNNING, f'by {claim.owner}, claim expires at {clock(claim)} unless renewed')
+        elif (folder / RESULTS).is_file() and not self.claims.is_overwritten(checkpoint):
+            check_recorded(folder, self.identity)
+            self.report(checkpoint, DONE, str(folder))
+        else:
+            self.states[checkpoint] = WAITING, '' if claim is None else taken_over(claim)
 
     def folder(self, checkpoint: Checkpoint) -> Path:
         """Return the folder for the records of a checkpoint: `ba{batch}`, or its name if that contains no batch."""
         path = PurePosixPath(checkpoint.name)
-        return self.options.out / path.parent / (path.name if checkpoint.batch is None else f'ba{checkpoint.batch}')
+        name = path.name if checkpoint.batch is None else f'ba{checkpoint.batch}'
+        return self.options.out / path.parent / name
 
     def claim(self, checkpoint: Checkpoint, stack: ExitStack) -> tuple[Path, Any] | None:
         """Claim a checkpoint until the stack is closed; return `None` if another watcher was faster.
@@ -205,14 +229,21 @@ class Watcher:
             (folder / RESULTS).unlink(missing_ok=True)
         if not stack.enter_context(self.claims.held(checkpoint)):
             return None
-        self.report(checkpoint, RUNNING, f'by {self.claims.owner}{self.states[checkpoint][1]}')
-        done = [other for other in self.checkpoints if self.states[other][0] == DONE]
-        return folder, read_results(self.folder(done[0]))['timing'].get('time_budget') if done else None
+        _, taken_from = self.states[checkpoint]
+        self.report(checkpoint, RUNNING, f'by {self.claims.owner}{taken_from}')
+        return folder, self._recorded_sizes()
+
+    def _recorded_sizes(self) -> Any:
+        """Return the number of questions per task in the records of the newest checkpoint that is done, if any."""
+        done = [checkpoint for checkpoint in self.checkpoints if self.states[checkpoint][0] == DONE]
+        return read_results(self.folder(done[0]))['timing'].get('time_budget') if done else None
 
     def report(self, checkpoint: Checkpoint, state: str, detail: str) -> None:
         """Set the state of a checkpoint, and log it if it has changed."""
-        if self.states[checkpoint][0] != state:
-            log.log(logging.WARNING if state == DAMAGED else logging.INFO, '%s: %s %s', checkpoint.name, state, detail)
+        earlier_state, _ = self.states[checkpoint]
+        if earlier_state != state:
+            level = logging.WARNING if state == DAMAGED else logging.INFO
+            log.log(level, '%s: %s %s', checkpoint.name, state, detail)
             self.last_activity = time.monotonic()
         self.states[checkpoint] = state, detail
 
@@ -230,7 +261,8 @@ def taken_over(claim: Claim) -> str:
     """Return from whom a checkpoint is taken over, as the end of a line of the log; '' after a claim's release."""
     if not claim.expires:
         return ''
-    return f': taken over from {claim.owner}, {"which has ended" if claim.is_abandoned else "whose claim has expired"}'
+    reason = 'which has ended' if claim.is_abandoned else 'whose claim has expired'
+    return f': taken over from {claim.owner}, {reason}'
 
 
 def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
@@ -289,13 +321,17 @@ def watch_identity(data: EvaluationData, precision: str | None) -> dict[str, Any
 def check_recorded(folder: Path, identity: Mapping[str, Any]) -> None:
     """Raise RecordError if a folder has records of other tasks, rows or settings."""
     record = read_results(folder)
-    tasks = {**record['tasks'], **{entry['task']: entry for entry in (record['score'] or {}).values()}}
-    found = {'rows': {key: entry.get('data_sha256') for key, entry in tasks.items()}}
-    found |= {name: record['config'].get(name) for name in COMPARED if name != 'max_seq_len' or identity[name]}
-    differing = [
-        name if name == 'rows' else f'{name} {value} (now {identity[name]})'
-        for name, value in found.items()
-        if value != identity[name]
-    ]
+    by_task = dict(record['tasks'])
+    for entry in (record['score'] or {}).values():
+        by_task[entry['task']] = entry
+    recorded = {'rows': {task: entry.get('data_sha256') for task, entry in by_task.items()}}
+    for name in COMPARED:
+        # Without a max_seq_len it is the model's, which the identity of a watch does not know.
+        if name != 'max_seq_len' or identity[name]:
+            recorded[name] = record['config'].get(name)
+    differing = []
+    for name, value in recorded.items():
+        if value != identity[name]:
+            differing.append(name if name == 'rows' else f'{name} {value} (now {identity[name]})')
     if differing:
         raise RecordError(f'{folder / RESULTS}: differs in {", ".join(differing)}; give another --out')
