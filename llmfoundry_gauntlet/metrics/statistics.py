@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -56,40 +55,72 @@ def mean_over_clusters(
     is the paper's times sqrt(G / (G - 1)). For a single cluster of several items it is the standard deviation of an
     item, as if the items were fully correlated; for a single item it is unknown. Values are within the `bounds`.
     """
-    import numpy as np
-
     center = mean(values)
-    numbers, places, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
     if len(values) < 2:
         return Measure(value=center)
     magnitude = max(map(abs, values))
-    deviations = without_rounding(np.array(values, np.float64) - center, magnitude)
-    if len(numbers) < 2:
-        alone = Stratum(
-            name=stratum,
-            task=task,
-            clusters=np.sort(numbers[0] + np.arange(len(values), dtype=np.uint64)),
-            deviations=deviations / math.sqrt(len(values) - 1),
-            freedom=1.0,
-            is_borrowed=True,
-        )
-        return Measure(value=center, spread=spread_of_mean(alone, center, 1.0, bounds))
-    if len(numbers) == len(values):
-        sums = deviations[np.argsort(places)]
+    deviations = deviations_from(center, values, magnitude)
+    if (clusters == clusters[0]).all():
+        the_stratum, num_effective = stratum_of_one_cluster(deviations, clusters), 1.0
     else:
-        members: list[list[float]] = [[] for _ in numbers]
-        for place, deviation in zip(places.tolist(), deviations.tolist(), strict=True):
-            members[place].append(deviation)
-        sums = without_rounding(np.array([math.fsum(group) for group in members]), magnitude * sizes.astype(np.float64))
-    num_effective = len(values) ** 2 / math.fsum((sizes.astype(np.float64) ** 2).tolist())
-    found = Stratum(
-        name=stratum,
-        task=task,
+        the_stratum, num_effective = stratum_of_clusters(deviations, clusters, magnitude)
+    named = replace(the_stratum, name=stratum, task=task)
+    return Measure(value=center, spread=spread_of_mean(named, center, num_effective, bounds))
+
+
+def deviations_from(center: float, values: Sequence[float], magnitude: float) -> Floats:
+    """Return the distance of each value from the center."""
+    import numpy as np
+
+    return without_rounding(np.array(values, np.float64) - center, magnitude)
+
+
+def stratum_of_one_cluster(deviations: Floats, clusters: ClusterNumbers) -> Stratum:
+    """Return the stratum of items of a single cluster, which deviate as much as one of them."""
+    import numpy as np
+
+    num_items = len(deviations)
+    # Each item has a number of its own, near that of the cluster.
+    numbers = np.sort(clusters[0] + np.arange(num_items, dtype=np.uint64))
+    return Stratum(
+        name='',
         clusters=numbers,
-        deviations=sums / (len(values) - sizes) * math.sqrt((len(numbers) - 1) / len(numbers)),
+        deviations=deviations / math.sqrt(num_items - 1),
+        freedom=1.0,
+        is_borrowed=True,
+    )
+
+
+def stratum_of_clusters(deviations: Floats, clusters: ClusterNumbers, magnitude: float) -> tuple[Stratum, float]:
+    """Return the stratum of items in several clusters, and the number of even clusters that it is worth."""
+    import numpy as np
+
+    numbers, cluster_of_item, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+    num_items, num_clusters = len(deviations), len(numbers)
+    if num_clusters == num_items:
+        sums = deviations[np.argsort(cluster_of_item)]
+    else:
+        sums = sums_of_items(deviations, cluster_of_item, sizes, magnitude)
+    num_effective = num_items**2 / math.fsum((sizes.astype(np.float64) ** 2).tolist())
+    jackknife = math.sqrt((num_clusters - 1) / num_clusters)
+    the_stratum = Stratum(
+        name='',
+        clusters=numbers,
+        deviations=sums / (num_items - sizes) * jackknife,
         freedom=max(1.0, num_effective - 1),
     )
-    return Measure(value=center, spread=spread_of_mean(found, center, num_effective, bounds))
+    return the_stratum, num_effective
+
+
+def sums_of_items(deviations: Floats, cluster_of_item: Ints, sizes: Ints, magnitude: float) -> Floats:
+    """Return the exact sum of each cluster's deviations, which does not depend on the order of items."""
+    import numpy as np
+
+    by_cluster: list[list[float]] = [[] for _ in sizes]
+    for cluster, deviation in zip(cluster_of_item.tolist(), deviations.tolist(), strict=True):
+        by_cluster[cluster].append(deviation)
+    sums = np.array([math.fsum(of_cluster) for of_cluster in by_cluster])
+    return without_rounding(sums, magnitude * sizes.astype(np.float64))
 
 
 def without_rounding(values: Floats, magnitude: float | Floats) -> Floats:
@@ -110,15 +141,20 @@ def spread_of_mean(stratum: Stratum, value: float, num_effective: float, bounds:
     width = highest - lowest
     if math.isinf(width):
         return spread
-    share, error = (value - lowest) / width, spread.standard_error / width
-    varies = error > 0 and 0 < share < 1
-    num_items = share * (1 - share) / error**2 if varies else num_effective
-    low, high = wilson(share, num_items, NORMAL_QUANTILE)
-    below, above = (share - low) / NORMAL_QUANTILE, (high - share) / NORMAL_QUANTILE
+    share = (value - lowest) / width
+    error = spread.standard_error / width
+    if error > 0 and 0 < share < 1:
+        num_items = share * (1 - share) / error**2
+        below = above = error
+    else:
+        num_items = num_effective
+        low, high = wilson(share, num_items, NORMAL_QUANTILE)
+        below = max(error, (share - low) / NORMAL_QUANTILE)
+        above = max(error, (high - share) / NORMAL_QUANTILE)
     return replace(
         spread,
-        below=width * (error if varies else max(error, below)),
-        above=width * (error if varies else max(error, above)),
+        below=width * below,
+        above=width * above,
         num_items=None if stratum.is_borrowed else num_items,
     )
 
@@ -126,19 +162,23 @@ def spread_of_mean(stratum: Stratum, value: float, num_effective: float, bounds:
 def wilson(share: float, num_items: float, quantile: float) -> tuple[float, float]:
     """Return the ends of Wilson's interval of a share of independent items."""
     weight = quantile**2 / num_items
-    middle = (share + weight / 2) / (1 + weight)
-    half = math.sqrt(weight * share * (1 - share) + weight**2 / 4) / (1 + weight)
-    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+    shrink = 1 + weight
+    center = (share + weight / 2) / shrink
+    half_width = math.sqrt(weight * share * (1 - share) + weight**2 / 4) / shrink
+    # Rounding may take an end past 0, 1 or the share itself.
+    low = min(share, center - half_width)
+    high = max(share, center + half_width)
+    return max(0.0, low), min(1.0, high)
 
 
 def spread_of(strata: Sequence[Stratum]) -> Spread:
     """Return the spread of a sum of strata, which may share clusters."""
-    variances, variance = parts_of_variance(strata)
+    parts, variance = parts_of_variance(strata)
     error = math.sqrt(variance)
     return Spread(
         strata=tuple(strata),
         standard_error=error,
-        freedom=freedom_of_sum(variances, [one.freedom for one in strata]),
+        freedom=freedom_of_sum(parts, [stratum.freedom for stratum in strata]),
         below=error,
         above=error,
     )
@@ -148,12 +188,15 @@ def parts_of_variance(strata: Sequence[Stratum]) -> tuple[list[float], float]:
     """Return each stratum's part of the variance of their sum, including covariances, and the variance."""
     import numpy as np
 
-    deviations = np.concatenate([one.deviations for one in strata])
-    _, places, totals = sums_by_cluster(np.concatenate([one.clusters for one in strata]), deviations)
+    deviations = np.concatenate([stratum.deviations for stratum in strata])
+    clusters = np.concatenate([stratum.clusters for stratum in strata])
+    _, cluster_of_deviation, totals = sums_by_cluster(clusters, deviations)
     variance = math.fsum((totals**2).tolist())
-    ends = np.cumsum([0, *(len(one.clusters) for one in strata)])
-    parts = deviations * totals[places]
-    return [float(parts[begin:end].sum()) for begin, end in itertools.pairwise(ends)], variance
+
+    # A deviation counts with the total of its cluster, in which other strata take part.
+    parts = deviations * totals[cluster_of_deviation]
+    ends = np.cumsum([len(stratum.clusters) for stratum in strata])
+    return [float(of_stratum.sum()) for of_stratum in np.split(parts, ends[:-1])], variance
 
 
 def sums_by_cluster(clusters: ClusterNumbers, deviations: Floats) -> tuple[ClusterNumbers, Ints, Floats]:
@@ -172,8 +215,10 @@ def sums_by_cluster(clusters: ClusterNumbers, deviations: Floats) -> tuple[Clust
 
 def freedom_of_sum(variances: Sequence[float], freedoms: Sequence[float]) -> float:
     """Return the degrees of freedom of a sum of variances (Satterthwaite 1946); for a sum of 0, that of `freedoms`."""
-    uncertain = math.fsum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
-    return math.fsum(variances) ** 2 / uncertain if uncertain > 0 else math.fsum(freedoms)
+    uncertainty = math.fsum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
+    if uncertainty > 0:
+        return math.fsum(variances) ** 2 / uncertainty
+    return math.fsum(freedoms)
 
 
 def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: float = 0.0) -> Measure:
@@ -181,34 +226,49 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
 
     The spread is unknown if that of any measure is. A single measure keeps its interval, on the new scale.
     """
-    value = math.fsum([shift, *(m.value * w for m, w in zip(measures, weights, strict=True) if m.value is not None)])
-    known = [
-        (measure.spread, weight)
-        for measure, weight in zip(measures, weights, strict=True)
-        if measure.spread is not None
+    weighted = [
+        measure.value * weight for measure, weight in zip(measures, weights, strict=True) if measure.value is not None
     ]
-    if len(known) < len(measures) or not known:
+    value = math.fsum([shift, *weighted])
+    spreads = [measure.spread for measure in measures if measure.spread is not None]
+    if len(spreads) < len(measures) or not spreads:
         return Measure(value=value)
-    strata = [scaled(stratum, weight) for part, weight in known for stratum in part.strata]
-    spread = spread_of(merge_strata(strata))
-    independent = math.fsum((weight * part.standard_error) ** 2 for part, weight in known)
-    shared = spread.standard_error / math.sqrt(independent) if independent > 0 else 1.0
-    sides, bounds = [], []
-    for part, weight in known:
-        ends = ((part.below, part.bounds[0]), (part.above, part.bounds[1]))
-        (below, low), (above, high) = ends if weight > 0 else ends[::-1]
-        sides.append((weight * below, weight * above))
-        bounds.append((weight * low, weight * high) if weight else (0.0, 0.0))
-    num_items = known[0][0].num_items if len(known) == 1 and known[0][1] else None
-    return Measure(
-        value=value,
-        spread=replace(
-            spread,
-            below=shared * math.hypot(*(below for below, _ in sides)),
-            above=shared * math.hypot(*(above for _, above in sides)),
-            bounds=(shift + sum(low for low, _ in bounds), shift + sum(high for _, high in bounds)),
-            num_items=num_items,
-        ),
+    return Measure(value=value, spread=spread_of_sum(spreads, weights, shift))
+
+
+def spread_of_sum(spreads: Sequence[Spread], weights: Sequence[float], shift: float) -> Spread:
+    """Return the spread of `shift` plus the weighted sum of estimates.
+
+    Its sides are those of a sum of independent parts, widened or narrowed as the error is by clusters that parts share:
+    approximately what Zou and Donner (2008) derive for independent ones.
+    """
+    strata = [
+        scaled(stratum, weight) for spread, weight in zip(spreads, weights, strict=True) for stratum in spread.strata
+    ]
+    of_sum = spread_of(merge_strata(strata))
+    independent_error = math.sqrt(
+        math.fsum((weight * spread.standard_error) ** 2 for spread, weight in zip(spreads, weights, strict=True))
+    )
+    ratio = of_sum.standard_error / independent_error if independent_error > 0 else 1.0
+
+    # With a weight below 0 a part's upper side becomes the sum's lower one.
+    below, above, lowest, highest = [], [], [], []
+    for spread, weight in zip(spreads, weights, strict=True):
+        lower, upper = weight * spread.below, weight * spread.above
+        low, high = (weight * bound for bound in spread.bounds) if weight else (0.0, 0.0)
+        if weight <= 0:
+            lower, upper, low, high = upper, lower, high, low
+        below.append(lower)
+        above.append(upper)
+        lowest.append(low)
+        highest.append(high)
+
+    return replace(
+        of_sum,
+        below=ratio * math.hypot(*below),
+        above=ratio * math.hypot(*above),
+        bounds=(shift + sum(lowest), shift + sum(highest)),
+        num_items=spreads[0].num_items if len(spreads) == 1 and weights[0] else None,
     )
 
 
@@ -224,13 +284,30 @@ def mean_over_categories(
     Categories with a single cluster borrow their errors from the distance of each mean from that of all other
     categories (collapsed strata; Cochran 1977, section 5A.12). This is conservative, as categories differ.
     """
-    import numpy as np
-
-    values = {name: one.value for name, one in measures.items() if one.value is not None}
-    alone = [name for name, one in measures.items() if one.spread is None or one.spread.strata[0].is_borrowed]
-    plain = weighted_sum(list(measures.values()), [1 / len(measures)] * len(measures))
+    weight = 1 / len(measures)
+    plain = weighted_sum(list(measures.values()), [weight] * len(measures))
+    alone = [
+        name for name, measure in measures.items() if measure.spread is None or measure.spread.strata[0].is_borrowed
+    ]
     if not alone or len(measures) < 2:
         return plain
+
+    values = {name: measure.value for name, measure in measures.items() if measure.value is not None}
+    collapsed = collapsed_stratum(values, alone, clusters, task=stratum)
+    center = mean([values[name] for name in alone])
+    together = Measure(value=center, spread=spread_of_mean(collapsed, center, len(alone), bounds))
+    others = [measure for name, measure in measures.items() if name not in alone]
+    weights = [weight] * len(others)
+    with_errors = weighted_sum([*others, together], [*weights, len(alone) / len(measures)])
+    return replace(with_errors, value=plain.value)  # bit-identical to the plain mean
+
+
+def collapsed_stratum(
+    values: Mapping[str, float], alone: Sequence[str], clusters: Mapping[str, int], *, task: str
+) -> Stratum:
+    """Return the stratum of the categories `alone`, each deviating by its distance from all other categories."""
+    import numpy as np
+
     magnitude = max(map(abs, values.values()))
     distances: dict[int, float] = {}  # by cluster, which categories may share
     for name in alone:
@@ -239,45 +316,40 @@ def mean_over_categories(
             distance = 0.0
         distances[clusters[name]] = distances.get(clusters[name], 0.0) + distance
     numbers = sorted(distances)
-    collapsed = Stratum(
-        task=stratum,
-        name=f'{stratum}: categories of one cluster: {", ".join(alone)}',
+    return Stratum(
+        task=task,
+        name=f'{task}: categories of one cluster: {", ".join(alone)}',
         clusters=np.array(numbers, np.uint64),
         deviations=np.array([distances[number] for number in numbers]) / len(alone),
         freedom=max(1, len(alone) - 1),
         is_borrowed=True,
     )
-    center = mean([values[name] for name in alone])
-    together = Measure(value=center, spread=spread_of_mean(collapsed, center, len(alone), bounds))
-    others = [one for name, one in measures.items() if name not in alone]
-    weights = [1 / len(measures)] * len(others)
-    found = weighted_sum([*others, together], [*weights, len(alone) / len(measures)])
-    return replace(found, value=plain.value)  # bit-identical to the plain mean
 
 
 def merge_strata(strata: Iterable[Stratum]) -> list[Stratum]:
     """Merge strata with the same name: their deviations are added by cluster."""
+    by_name: dict[str, list[Stratum]] = {}
+    for stratum in strata:
+        by_name.setdefault(stratum.name, []).append(stratum)
+    return [merged(of_name) for of_name in by_name.values()]
+
+
+def merged(strata: Sequence[Stratum]) -> Stratum:
+    """Return one stratum in place of several with the same name; a single one is unchanged."""
     import numpy as np
 
-    groups: dict[str, list[Stratum]] = {}
-    for stratum in strata:
-        groups.setdefault(stratum.name, []).append(stratum)
-    found = []
-    for members in groups.values():
-        if len(members) > 1:
-            clusters = np.concatenate([one.clusters for one in members])
-            numbers, _, deviations = sums_by_cluster(clusters, np.concatenate([one.deviations for one in members]))
-            members = [
-                replace(
-                    members[0],
-                    clusters=numbers,
-                    deviations=deviations,
-                    freedom=min(one.freedom for one in members),
-                    is_borrowed=any(one.is_borrowed for one in members),
-                )
-            ]
-        found += members
-    return found
+    if len(strata) == 1:
+        return strata[0]
+    clusters = np.concatenate([stratum.clusters for stratum in strata])
+    deviations = np.concatenate([stratum.deviations for stratum in strata])
+    numbers, _, sums = sums_by_cluster(clusters, deviations)
+    return replace(
+        strata[0],
+        clusters=numbers,
+        deviations=sums,
+        freedom=min(stratum.freedom for stratum in strata),
+        is_borrowed=any(stratum.is_borrowed for stratum in strata),
+    )
 
 
 def scaled(stratum: Stratum, weight: float) -> Stratum:
@@ -294,26 +366,30 @@ def variance_shares(measure: Measure) -> dict[str, float]:
     parts, variance = parts_of_variance(strata) if strata else ([], 0.0)
     if variance == 0:
         return {}
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for stratum, part in zip(strata, parts, strict=True):
-        found[stratum.task] = found.get(stratum.task, 0.0) + part / variance
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+        shares[stratum.task] = shares.get(stratum.task, 0.0) + part / variance
+    return dict(sorted(shares.items(), key=lambda share: -share[1]))
 
 
 def interval(measure: Measure) -> tuple[float, float] | None:
     """Return the 95 % confidence interval, None without a spread."""
     if measure.value is None or measure.spread is None:
         return None
-    spread, quantile = measure.spread, student_quantile(measure.spread.freedom)
+    spread = measure.spread
+    quantile = student_quantile(spread.freedom)
     lowest, highest = spread.bounds
-    if spread.num_items is not None:
-        width = highest - lowest
-        share = min(max((measure.value - lowest) / width, 0.0), 1.0)  # rounding may take it past an end
-        # Without variation among the items, no variance is estimated.
-        low, high = wilson(share, spread.num_items, quantile if spread.standard_error > 0 else NORMAL_QUANTILE)
-        return lowest + width * low, lowest + width * high
-    low, high = measure.value - quantile * spread.below, measure.value + quantile * spread.above
-    return max(low, lowest), min(high, highest)
+    if spread.num_items is None:
+        low = measure.value - quantile * spread.below
+        high = measure.value + quantile * spread.above
+        return max(low, lowest), min(high, highest)
+
+    width = highest - lowest
+    share = min(max((measure.value - lowest) / width, 0.0), 1.0)  # rounding may take it past an end
+    if spread.standard_error == 0:
+        quantile = NORMAL_QUANTILE  # without variation among the items, no variance is estimated
+    low, high = wilson(share, spread.num_items, quantile)
+    return lowest + width * low, lowest + width * high
 
 
 @functools.lru_cache(maxsize=10_000)
