@@ -40,7 +40,7 @@ def reference_consistency_rate(
     to `equal`. Option order needs the labels to which the reference moves the gold option, and the gold's label in the
     data; see `unswapped`. Questions with an unscored variant are left out.
     """
-    agreeing = pairs = 0
+    num_agreeing = num_pairs = 0
     for question, group in by_question(results).items():
         if missing_reason(group):
             continue
@@ -49,13 +49,13 @@ def reference_consistency_rate(
                 raise ValueError(f'question {question}: option order needs the label of its gold option')
             answers = unswapped(group, labels, own_labels[question])
         else:
-            group = sorted(group, key=lambda result: variant_order(result.variant))
-            answers = [result.reference_answer for result in group]
-        agreeing += equal_pairs(answers, equal)
-        pairs += math.comb(len(answers), 2)
-    if not pairs:
+            in_order = sorted(group, key=lambda result: variant_order(result.variant))
+            answers = [result.reference_answer for result in in_order]
+        num_agreeing += equal_pairs(answers, equal)
+        num_pairs += math.comb(len(answers), 2)
+    if not num_pairs:
         return Measure(value=None, reason=missing_reason(results) or 'no question has more than one variant')
-    return Measure(value=agreeing / pairs)
+    return Measure(value=num_agreeing / num_pairs)
 
 
 def unswapped(group: Sequence[VariantResult], labels: Sequence[str], own: str) -> list[str | None]:
@@ -75,8 +75,9 @@ def equal_pairs(answers: Sequence[str | None], equal: Equal) -> int:
     if equal is operator.eq:
         counts = Counter(answer for answer in answers if answer is not None)
         return sum(math.comb(count, 2) for count in counts.values())
-    pairs = Counter((earlier, later) for earlier, later in combinations(answers, 2) if earlier is not None)
-    return sum(count for (earlier, later), count in pairs.items() if equal(earlier, later))
+    # Comparing may be slow: each distinct pair is compared once.
+    counts_of_pairs = Counter((earlier, later) for earlier, later in combinations(answers, 2) if earlier is not None)
+    return sum(count for (earlier, later), count in counts_of_pairs.items() if equal(earlier, later))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,23 +140,22 @@ def perturbation_score(
     has a value, over complete questions; with `allow_missing` the others are taken over the scored variants.
     """
     questions = by_question(results)
-    incomplete = missing_reason(results)
     complete = [group for group in questions.values() if all(result.score is not None for result in group)]
     scored = [result for result in results if result.score is not None]
+    incomplete = missing_reason(results)
     missing = None if allow_missing and scored else incomplete
     if missing is not None:
         scored = []
+
+    # Accuracies.
     micro = accuracy_of(scored, macro=False, missing=missing)
     by_category = accuracy_of(scored, macro=True, missing=missing)
     by_variant = split_accuracy(results, operator.attrgetter('variant'), macro=macro, missing=missing)
     by_gold = split_accuracy(results, operator.attrgetter('gold'), macro=macro, missing=missing)
-    of_variants = [part.value for part in by_variant.values() if part.value is not None]
-    right = [all(result.score == 1 for result in group) for group in complete] if missing is None else []
-    rates = []
-    for group in complete:
-        rate = agreement(group, equal)
-        if rate is not None:
-            rates.append((rate, cluster_of_question(group[0])))
+    of_variants = [accuracy.value for accuracy in by_variant.values() if accuracy.value is not None]
+
+    # Of complete questions.
+    all_right = [all(result.score == 1 for result in group) for group in complete] if missing is None else []
     no_rates = 'no question has more than one variant' if complete else incomplete
     return PerturbationScore(
         accuracy=by_category if macro else micro,
@@ -166,13 +166,23 @@ def perturbation_score(
         accuracy_worst=summary_measure(min, of_variants, missing),
         accuracy_mean=summary_measure(mean, of_variants, missing),
         accuracy_best=summary_measure(max, of_variants, missing),
-        all_variants_right=summary_measure(mean, right, incomplete),
-        consistency_rate=mean_share(rates, no_rates),
+        all_variants_right=summary_measure(mean, all_right, incomplete),
+        consistency_rate=mean_share(agreements(complete, equal), no_rates),
         consistency_rate_reference=reference_consistency,
         unparsed_rate=summary_measure(mean, [result.answer is None for result in scored], missing),
         num_questions=len(questions),
         num_incomplete=len(questions) - len(complete),
     )
+
+
+def agreements(groups: Iterable[Sequence[VariantResult]], equal: Callable[[str, str], bool]) -> list[tuple[float, int]]:
+    """Return the agreement and the cluster of each question that has pairs of variants."""
+    rates = []
+    for group in groups:
+        rate = agreement(group, equal)
+        if rate is not None:
+            rates.append((rate, cluster_of_question(group[0])))
+    return rates
 
 
 def by_question(results: Iterable[VariantResult]) -> dict[QuestionKey, list[VariantResult]]:
@@ -190,7 +200,9 @@ def agreement(group: Sequence[VariantResult], equal: Callable[[str, str], bool] 
     counts = Counter(result.answer for result in group if result.answer is not None)
     agreeing = sum(math.comb(count, 2) for count in counts.values())
     if equal is not operator.eq:
-        agreeing += sum(counts[one] * counts[other] for one, other in combinations(counts, 2) if equal(one, other))
+        agreeing += sum(
+            counts[answer] * counts[other] for answer, other in combinations(counts, 2) if equal(answer, other)
+        )
     return agreeing / math.comb(len(group), 2)
 
 
@@ -201,20 +213,23 @@ def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | 
     several times; questions of one cluster vary together.
     """
     scores: dict[QuestionKey, list[float]] = {}
-    first: dict[QuestionKey, VariantResult] = {}
+    first_variant: dict[QuestionKey, VariantResult] = {}
     for result in scored:
         if result.score is None:
             raise ValueError(f'{result.question}, {result.variant}: is unscored')
         scores.setdefault(result.question, []).append(result.score)
-        first.setdefault(result.question, result)
-    categories: dict[str | None, list[tuple[float, int]]] = {}
-    for question, values in scores.items():
-        category = first[question].category if macro else None
-        categories.setdefault(category, []).append((mean(values), cluster_of_question(first[question])))
-    if not categories:
+        first_variant.setdefault(result.question, result)
+
+    # Each question's mean and cluster, by category.
+    questions: dict[str, list[tuple[float, int]]] = {}
+    for question, of_variants in scores.items():
+        first = first_variant[question]
+        category = str(first.category if macro else None)
+        questions.setdefault(category, []).append((mean(of_variants), cluster_of_question(first)))
+    if not questions:
         return Measure(value=None, reason=missing or NO_ITEMS)
-    measures = {str(name): mean_share(values, missing, stratum=str(name)) for name, values in categories.items()}
-    clusters = {str(name): values[0][1] for name, values in categories.items()}
+    measures = {name: mean_share(values, missing, stratum=name) for name, values in questions.items()}
+    clusters = {name: values[0][1] for name, values in questions.items()}
     return mean_over_categories(measures, clusters, bounds=SHARE)
 
 
@@ -235,8 +250,9 @@ def mean_share(values: Sequence[tuple[float, int]], missing: str | None, *, stra
         return Measure(value=None, reason=missing or NO_ITEMS)
     import numpy as np
 
-    numbers = np.array([number for _, number in values], np.uint64)
-    return mean_over_clusters([value for value, _ in values], numbers, stratum=stratum, bounds=SHARE)
+    shares = [share for share, _ in values]
+    clusters = np.array([cluster for _, cluster in values], np.uint64)
+    return mean_over_clusters(shares, clusters, stratum=stratum, bounds=SHARE)
 
 
 def split_accuracy(
@@ -249,16 +265,16 @@ def split_accuracy(
     """Return the accuracy of each part of the results, in natural order; results with part '' are left out."""
     parts: dict[str, list[VariantResult]] = {}
     for result in results:
-        if name := part(result):
+        name = part(result)
+        if name:
             parts.setdefault(name, []).append(result)
-    return {
-        name: accuracy_of(
-            [result for result in parts[name] if result.score is not None and missing is None],
-            macro=macro,
-            missing=missing or missing_reason(parts[name]),
+    accuracies = {}
+    for name in sorted(parts, key=variant_order):
+        scored = [result for result in parts[name] if result.score is not None]
+        accuracies[name] = accuracy_of(
+            scored if missing is None else [], macro=macro, missing=missing or missing_reason(parts[name])
         )
-        for name in sorted(parts, key=variant_order)
-    }
+    return accuracies
 
 
 def variant_order(variant: str) -> tuple[str, int, str]:

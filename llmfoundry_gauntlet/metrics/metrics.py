@@ -96,18 +96,17 @@ def task_score(
     the reason; with `allow_missing` they are taken over the scored items, if there are any.
     """
     names = sorted({result.category for result in results if result.category is not None}) if metrics else []
-
-    def plain(name: str | None, members: Sequence[ItemResult]) -> TaskScore:
-        stratum = task if name is None else f'{task}/{name}'
-        return plain_score(task, stratum, metrics, members, allow_missing=allow_missing)
-
     if not names:
-        return plain(None, results)
-    parts: dict[str, list[ItemResult]] = {name: [] for name in names}
+        return plain_score(task, task, metrics, results, allow_missing=allow_missing)
+
+    results_by_category: dict[str, list[ItemResult]] = {name: [] for name in names}
     for result in results:
         if result.category is not None:
-            parts[result.category].append(result)
-    categories = {name: plain(name, members) for name, members in parts.items()}
+            results_by_category[result.category].append(result)
+    categories = {
+        name: plain_score(task, f'{task}/{name}', metrics, of_category, allow_missing=allow_missing)
+        for name, of_category in results_by_category.items()
+    }
     return TaskScore(
         task=task,
         metrics={metric.name: mean_over(categories, metric, results) for metric in metrics},
@@ -118,11 +117,7 @@ def task_score(
     )
 
 
-def mean_over(
-    categories: Mapping[str, TaskScore],
-    metric: Metric,
-    results: Sequence[ItemResult],
-) -> Measure:
+def mean_over(categories: Mapping[str, TaskScore], metric: Metric, results: Sequence[ItemResult]) -> Measure:
     """Return a metric's plain mean over categories; absent if it is absent in any of them.
 
     The categories are fixed and the items vary: each category counts with its own error.
@@ -133,7 +128,11 @@ def mean_over(
         return Measure(value=None, reason=unscored_reason(results) or '; '.join(reasons))
     if not metric.has_error:
         return Measure(value=mean([measure.value for measure in measures.values() if measure.value is not None]))
-    clusters = {result.category: cluster_number(result) for result in reversed(results) if result.category is not None}
+    first_results: dict[str, ItemResult] = {}
+    for result in results:
+        if result.category is not None:
+            first_results.setdefault(result.category, result)
+    clusters = {category: cluster_number(result) for category, result in first_results.items()}
     task = results[0].key.task
     return mean_over_categories(measures, clusters, stratum=task, bounds=metric.limits)
 
@@ -147,19 +146,18 @@ def plain_score(
     allow_missing: bool,
 ) -> TaskScore:
     """Return metrics over items, regardless of category; `stratum` is the name of these items in spreads."""
-    reason = unscored_reason(results)
     scored = [result for result in results if result.score is not None]
+    reason = unscored_reason(results)
     if allow_missing and scored:
         reason = None
-    clusters = cluster_numbers(scored if reason is None else ())
+    if reason is None:
+        clusters = cluster_numbers(scored)
+        measures = {metric.name: compute_metric(metric, scored, clusters, stratum=stratum) for metric in metrics}
+    else:
+        measures = {metric.name: Measure(value=None, reason=reason) for metric in metrics}
     return TaskScore(
         task=task,
-        metrics={
-            metric.name: compute_metric(metric, scored, clusters, stratum=stratum)
-            if reason is None
-            else Measure(value=None, reason=reason)
-            for metric in metrics
-        },
+        metrics=measures,
         num_items=len(results),
         num_unscored=len(results) - len(scored),
         num_shortened=sum(result.prompt_shortened for result in results),
@@ -184,21 +182,16 @@ def compute_metric(
     if not known:
         return Measure(value=None, reason='no item has a value')
     lowest, highest = metric.limits
-    outside = [v for v in known if not (math.isfinite(v) and lowest - BEYOND <= v <= highest + BEYOND)]
+    outside = [value for value in known if not (math.isfinite(value) and lowest - BEYOND <= value <= highest + BEYOND)]
     if outside:
         return Measure(
             value=None, reason=f'{metric.name} of an item is {outside[0]:g}; allowed: from {lowest:g} to {highest:g}'
         )
     if not metric.has_error:
         return Measure(value=mean(known))
-    numbers = clusters[[value is not None for value in values]]
-    return mean_over_clusters(
-        known,
-        numbers,
-        stratum=stratum,
-        task=results[0].key.task,
-        bounds=metric.limits,
-    )
+    has_value = [value is not None for value in values]
+    task = results[0].key.task
+    return mean_over_clusters(known, clusters[has_value], stratum=stratum, task=task, bounds=metric.limits)
 
 
 def item_metric_values(name: str, results: Sequence[ItemResult]) -> list[float]:
@@ -216,16 +209,18 @@ def problem_means(results: Sequence[ItemResult]) -> list[float | None]:
     """
     means: list[float | None] = [None] * len(results)
     for places in places_by_problem(results):
-        means[places[0]] = mean([score for place in places if (score := results[place].score) is not None])
+        first, *_ = places
+        means[first] = mean(scores_of(results[place] for place in places))
     return means
 
 
 def places_by_problem(results: Sequence[ItemResult]) -> list[list[int]]:
     """Return the positions of each problem's programs."""
-    problems: dict[tuple[str | None, int, str | None], list[int]] = {}
+    places: dict[tuple[str | None, int, str | None], list[int]] = {}
     for place, result in enumerate(results):
-        problems.setdefault((result.key.file, result.key.row, result.key.variant), []).append(place)
-    return list(problems.values())
+        problem = result.key.file, result.key.row, result.key.variant
+        places.setdefault(problem, []).append(place)
+    return list(places.values())
 
 
 def pass_chances(k: int, results: Sequence[ItemResult]) -> list[float | None]:
@@ -234,12 +229,15 @@ def pass_chances(k: int, results: Sequence[ItemResult]) -> list[float | None]:
     Unbiased, from n programs of which c pass: 1 - C(n - c, k) / C(n, k) (arXiv 2107.03374).
     """
     problems = places_by_problem(results)
-    if fewest := [places for places in problems if len(places) < k]:
-        raise Absent(f'fewer than {plural(k, "program")} for {plural(len(fewest), "problem")}')
+    num_too_few = sum(len(places) < k for places in problems)
+    if num_too_few:
+        raise Absent(f'fewer than {plural(k, "program")} for {plural(num_too_few, "problem")}')
     chances: list[float | None] = [None] * len(results)
     for places in problems:
-        n, c = len(places), sum(results[place].score == 1 for place in places)
-        chances[places[0]] = 1 - math.comb(n - c, k) / math.comb(n, k)
+        first, *_ = places
+        n = len(places)
+        c = sum(results[place].score == 1 for place in places)
+        chances[first] = 1 - math.comb(n - c, k) / math.comb(n, k)
     return chances
 
 
@@ -281,9 +279,10 @@ def choice_metrics() -> tuple[Metric, ...]:
 
 def bits_per_byte(results: Sequence[ItemResult]) -> list[float]:
     """Return -log2 of the gold choice's probability per byte, for each item."""
+    num_bytes = sizes(results, lambda result: result.num_bytes)
     return [
         -logprobs[gold] / math.log(2) / lengths[gold]
-        for (logprobs, gold), lengths in zip(choice_scores(results), sizes(results, lambda r: r.num_bytes), strict=True)
+        for (logprobs, gold), lengths in zip(choice_scores(results), num_bytes, strict=True)
     ]
 
 
@@ -294,10 +293,11 @@ def gold_probabilities(results: Sequence[ItemResult]) -> list[float]:
 
 def matches(lengths_of: Callable[[ItemResult], tuple[int, ...] | None], results: Sequence[ItemResult]) -> list[float]:
     """Return each item's `gold_share` by log-probability per unit of length."""
-    return [
-        gold_share([logprob / length for logprob, length in zip(logprobs, lengths, strict=True)], gold)
-        for (logprobs, gold), lengths in zip(choice_scores(results), sizes(results, lengths_of), strict=True)
-    ]
+    shares = []
+    for (logprobs, gold), lengths in zip(choice_scores(results), sizes(results, lengths_of), strict=True):
+        per_unit = [logprob / length for logprob, length in zip(logprobs, lengths, strict=True)]
+        shares.append(gold_share(per_unit, gold))
+    return shares
 
 
 def calibration_gaps(results: Sequence[ItemResult]) -> list[float]:
@@ -308,10 +308,10 @@ def calibration_gaps(results: Sequence[ItemResult]) -> list[float]:
     of the bins, weighted by their number of items.
     """
     confidences, bins = confidences_of(results)
-    rights = [gold_share(logprobs, gold) for logprobs, gold in choice_scores(results)]
-    gaps = [confidence - right for confidence, right in zip(confidences, rights, strict=True)]
-    totals = [math.fsum(gap for gap, place in zip(gaps, bins, strict=True) if place == b) for b in range(NUM_BINS)]
-    return [math.copysign(1.0, totals[place]) * gap for gap, place in zip(gaps, bins, strict=True)]
+    accuracies = [gold_share(logprobs, gold) for logprobs, gold in choice_scores(results)]
+    gaps = [confidence - accuracy for confidence, accuracy in zip(confidences, accuracies, strict=True)]
+    gap_of_bin = sums_by_bin(gaps, bins)
+    return [math.copysign(1.0, gap_of_bin[own_bin]) * gap for gap, own_bin in zip(gaps, bins, strict=True)]
 
 
 def calibration_bias(results: Sequence[ItemResult]) -> list[float]:
@@ -321,14 +321,18 @@ def calibration_bias(results: Sequence[ItemResult]) -> list[float]:
     expected absolute value is used.
     """
     confidences, bins = confidences_of(results)
-    counts = Counter(bins)
-    sizes = {
-        b: math.sqrt(
-            2 / math.pi * math.fsum(c * (1 - c) for c, place in zip(confidences, bins, strict=True) if place == b)
-        )
-        for b in counts
-    }
-    return [sizes[place] / counts[place] for place in bins]
+    variances = sums_by_bin([confidence * (1 - confidence) for confidence in confidences], bins)
+    num_items = Counter(bins)
+    expected_gaps = {own_bin: math.sqrt(2 / math.pi * variance) for own_bin, variance in variances.items()}
+    return [expected_gaps[own_bin] / num_items[own_bin] for own_bin in bins]
+
+
+def sums_by_bin(values: Sequence[float], bins: Sequence[int]) -> dict[int, float]:
+    """Return the exact sum of the values in each bin."""
+    values_by_bin: dict[int, list[float]] = {}
+    for value, own_bin in zip(values, bins, strict=True):
+        values_by_bin.setdefault(own_bin, []).append(value)
+    return {own_bin: math.fsum(of_bin) for own_bin, of_bin in values_by_bin.items()}
 
 
 def confidences_of(results: Sequence[ItemResult]) -> tuple[list[float], list[int]]:
@@ -339,17 +343,19 @@ def confidences_of(results: Sequence[ItemResult]) -> tuple[list[float], list[int
 
 def brier_scores(results: Sequence[ItemResult]) -> list[float]:
     """Return, for each item, the squared distance of the choices' probabilities from the gold: 0 (best) to 2."""
-    return [
-        math.fsum((p - (place == gold)) ** 2 for place, p in enumerate(probabilities(logprobs)))
-        for logprobs, gold in choice_scores(results)
-    ]
+    scores = []
+    for logprobs, gold in choice_scores(results):
+        distances = [probability - (place == gold) for place, probability in enumerate(probabilities(logprobs))]
+        scores.append(math.fsum(distance**2 for distance in distances))
+    return scores
 
 
 def majority(results: Sequence[ItemResult]) -> list[float]:
     """Return, for each item, 1 if its gold is the most common one, else 0: the score of always choosing that."""
     counts = Counter(result.gold for result in results)
-    most = min((gold for gold, count in counts.items() if count == max(counts.values())), key=str)
-    return [float(result.gold == most) for result in results]
+    most = max(counts.values())
+    commonest = min((gold for gold, count in counts.items() if count == most), key=str)
+    return [float(result.gold == commonest) for result in results]
 
 
 def choice_scores(results: Sequence[ItemResult]) -> Iterator[tuple[tuple[float, ...], int]]:
@@ -370,10 +376,10 @@ def sizes(
     results: Sequence[ItemResult], lengths_of: Callable[[ItemResult], tuple[int, ...] | None]
 ) -> list[tuple[int, ...]]:
     """Return the lengths of each item's choices, at least 1. Raise Absent if some are unknown."""
-    known = [tuple(max(length, 1) for length in found) for result in results if (found := lengths_of(result))]
-    if len(known) < len(results):
-        raise Absent(f'the lengths of choices are not known of {len(results) - len(known)} of {len(results)} items')
-    return known
+    lengths = [of_choices for of_choices in map(lengths_of, results) if of_choices]
+    if len(lengths) < len(results):
+        raise Absent(f'the lengths of choices are not known of {len(results) - len(lengths)} of {len(results)} items')
+    return [tuple(max(length, 1) for length in of_choices) for of_choices in lengths]
 
 
 def probabilities(logprobs: Sequence[float]) -> list[float]:
