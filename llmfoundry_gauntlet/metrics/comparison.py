@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import stdev
 
 from llmfoundry_gauntlet.metrics.statistics import (
@@ -56,15 +57,9 @@ def difference(first: Measure, second: Measure, num_items: int) -> Difference:
     for measure in (first, second):
         if measure.value is None:
             return Difference(first=first, second=second, difference=measure, num_items=num_items, p_value=None)
-    found = weighted_sum([second, first], [1.0, -1.0])
-    found = replace(found, spread=spread_of_contrast(found.spread))
-    return Difference(
-        first=first,
-        second=second,
-        difference=found,
-        num_items=num_items,
-        p_value=p_value(found),
-    )
+    contrast = weighted_sum([second, first], [1.0, -1.0])
+    contrast = replace(contrast, spread=spread_of_contrast(contrast.spread))
+    return Difference(first=first, second=second, difference=contrast, num_items=num_items, p_value=p_value(contrast))
 
 
 def spread_of_contrast(spread: Spread | None) -> Spread | None:
@@ -122,22 +117,31 @@ def trend(batches: Sequence[int], scores: Sequence[Measure]) -> Trend:
     missing = next((score for score in scores if score.value is None), None)
     if missing is not None:
         return Trend(slope=missing, noise=None, signal_to_noise=None)
-    center = mean(batches)
-    whole = math.fsum((batch - center) ** 2 for batch in batches)
-    slope = weighted_sum(scores, [(batch - center) / whole for batch in batches])
-    slope = replace(slope, spread=spread_of_contrast(slope.spread))
     values = [score.value for score in scores if score.value is not None]
+    slope = slope_of(batches, scores)
     noise = step_noise(batches, values)
     if noise is not None and noise <= ROUNDING:
         noise = 0.0
-    signal = None if slope.value is None else abs(slope.value) * (batches[-1] - batches[0])
-    ratio = None if noise is None or noise == 0 or signal is None else signal / noise
-    over_checkpoints = checkpoint_spread(batches, values)
-    spreads = [spread for spread in (slope.spread, over_checkpoints) if spread is not None]
+
+    # Without noise there is nothing to compare the change with.
+    signal_to_noise = None
+    if noise and slope.value is not None:
+        change = abs(slope.value) * (batches[-1] - batches[0])
+        signal_to_noise = change / noise
+
+    spreads = [spread for spread in (slope.spread, checkpoint_spread(batches, values)) if spread is not None]
     if spreads:
         larger = max(spreads, key=lambda spread: spread.standard_error)
         slope = replace(slope, spread=replace(larger, freedom=min(spread.freedom for spread in spreads)))
-    return Trend(slope=slope, noise=noise, signal_to_noise=ratio)
+    return Trend(slope=slope, noise=noise, signal_to_noise=signal_to_noise)
+
+
+def slope_of(batches: Sequence[int], scores: Sequence[Measure]) -> Measure:
+    """Return the slope of the least-squares line, per batch, with its error over items."""
+    center = mean(batches)
+    squares = math.fsum((batch - center) ** 2 for batch in batches)
+    slope = weighted_sum(scores, [(batch - center) / squares for batch in batches])
+    return replace(slope, spread=spread_of_contrast(slope.spread))
 
 
 def checkpoint_spread(batches: Sequence[int], values: Sequence[float]) -> Spread | None:
@@ -153,21 +157,23 @@ def checkpoint_spread(batches: Sequence[int], values: Sequence[float]) -> Spread
     if num_scores < 3:
         return None
     x = np.array(batches, np.float64) - mean(batches)
-    whole = float(x @ x)
     y = np.array(values) - mean(values)
-    strays = y - (x @ y) / whole * x
-    squares = float(strays @ strays)
+    squares_of_x = float(x @ x)
+    residuals = y - (x @ y) / squares_of_x * x
+    squares = float(residuals @ residuals)
     if squares <= ROUNDING**2:
         return None
-    correlation = float(strays[1:] @ strays[:-1]) / squares
-    correlation = min(max(correlation + (1 + 4 * correlation) / num_scores, 0.0), MAX_CORRELATION)
-    inflation = (1 + correlation) / (1 - correlation)
-    error = math.sqrt(squares / (num_scores - 2) / whole * inflation)
+    correlation = float(residuals[1:] @ residuals[:-1]) / squares
+    unbiased = correlation + (1 + 4 * correlation) / num_scores
+    unbiased = min(max(unbiased, 0.0), MAX_CORRELATION)
+    inflation = (1 + unbiased) / (1 - unbiased)
+    freedom = num_scores - 2
+    error = math.sqrt(squares / freedom / squares_of_x * inflation)
     stratum = Stratum(
         name='checkpoints',
         clusters=np.zeros(1, np.uint64),
         deviations=np.array([error]),
-        freedom=max(1.0, (num_scores - 2) / inflation),
+        freedom=max(1.0, freedom / inflation),
     )
     return spread_of([stratum])
 
@@ -182,8 +188,8 @@ def step_noise(batches: Sequence[int], values: Sequence[float]) -> float | None:
     if num_scores < 3:
         return None
     rate = (values[-1] - values[0]) / (batches[-1] - batches[0])
-    strays = [
-        values[place + 1] - values[place] - rate * (batches[place + 1] - batches[place])
-        for place in range(num_scores - 1)
+    points = list(zip(batches, values, strict=True))
+    deviations = [
+        following - value - rate * (next_batch - batch) for (batch, value), (next_batch, following) in pairwise(points)
     ]
-    return stdev(strays) * math.sqrt((num_scores - 1) / (2 * num_scores))
+    return stdev(deviations) * math.sqrt((num_scores - 1) / (2 * num_scores))

@@ -37,19 +37,20 @@ def category_score(
     num_items: Mapping[str, int],
 ) -> Measure:
     """Return the weighted mean of the category's rescaled accuracies."""
-    missing: dict[str, list[str]] = {}
+    keys_by_reason: dict[str, list[str]] = {}
     scores, weights = [], []
     for benchmark in category.benchmarks:
         accuracy = accuracies.get(benchmark.key, Measure(value=None, reason='did not run'))
         if accuracy.value is None:
-            missing.setdefault(accuracy.reason or '', []).append(benchmark.key)
+            keys_by_reason.setdefault(accuracy.reason or '', []).append(benchmark.key)
             continue
         scores.append(rescale(gauntlet, benchmark, accuracy))
         weights.append(weight(gauntlet.weighting, num_items[benchmark.key]))
-    if missing:
-        groups = [f'{", ".join(keys)} ({reason})' for reason, keys in missing.items()]
+    if keys_by_reason:
+        groups = [f'{", ".join(keys)} ({reason})' for reason, keys in keys_by_reason.items()]
         return Measure(value=None, reason='benchmarks without a score: ' + ', '.join(groups))
-    return weighted_sum(scores, [one / sum(weights) for one in weights])
+    whole = sum(weights)
+    return weighted_sum(scores, [of_benchmark / whole for of_benchmark in weights])
 
 
 def rescale(gauntlet: GauntletSpec, benchmark: BenchmarkSpec, accuracy: Measure) -> Measure:
@@ -96,18 +97,21 @@ def mean_of(measures: Sequence[Measure]) -> Measure:
 
 def slopes(gauntlet: GauntletSpec, num_items: Mapping[str, int]) -> dict[str, dict[str, float]]:
     """Return the derivative of each composite with respect to the accuracy of each of these tasks."""
-    found: dict[str, dict[str, float]] = {}
+    by_composite: dict[str, dict[str, float]] = {}
     for category in gauntlet.categories:
-        there = [benchmark for benchmark in category.benchmarks if benchmark.key in num_items]
-        weights = [weight(gauntlet.weighting, num_items[benchmark.key]) for benchmark in there]
-        found[category.name] = {
-            benchmark.key: one / sum(weights) / (1 - benchmark.random_baseline if gauntlet.rescale_accuracy else 1)
-            for benchmark, one in zip(there, weights, strict=True)
-        }
+        benchmarks = [benchmark for benchmark in category.benchmarks if benchmark.key in num_items]
+        weights = {benchmark.key: weight(gauntlet.weighting, num_items[benchmark.key]) for benchmark in benchmarks}
+        whole = sum(weights.values())
+        of_category = {}
+        for benchmark in benchmarks:
+            above_chance = 1 - benchmark.random_baseline if gauntlet.rescale_accuracy else 1
+            of_category[benchmark.key] = weights[benchmark.key] / whole / above_chance
+        by_composite[category.name] = of_category
+
     for name, members in gauntlet.named_averages.items():
-        of_members = [found.get(member, {}) for member in members]
-        found[name] = {
-            key: sum(part.get(key, 0.0) for part in of_members) / len(members)
-            for key in dict.fromkeys(key for part in of_members for key in part)
+        of_members = [by_composite.get(member, {}) for member in members]
+        keys = dict.fromkeys(key for of_member in of_members for key in of_member)
+        by_composite[name] = {
+            key: sum(of_member.get(key, 0.0) for of_member in of_members) / len(members) for key in keys
         }
-    return found
+    return by_composite
