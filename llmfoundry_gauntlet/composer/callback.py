@@ -97,12 +97,12 @@ def subsets_in(stored: Mapping[str, Sizes] | Sequence[Mapping[str, int | None]])
     """Return the subsets in a checkpoint; 0.1.0 stored a list, one entry per callback, with None for no subset."""
     if isinstance(stored, Mapping):
         return stored
-    found: dict[str, Sizes] = {}
-    for place, sizes in enumerate(stored):
-        number = sum(other.keys() == sizes.keys() for other in stored[:place])
+    subsets: dict[str, Sizes] = {}
+    for index, sizes in enumerate(stored):
+        num_earlier = sum(earlier.keys() == sizes.keys() for earlier in stored[:index])
         if sizes and None not in sizes.values():
-            found[subset_key(number, sizes)] = cast(Sizes, sizes)
-    return found
+            subsets[subset_key(num_earlier, sizes)] = cast(Sizes, sizes)
+    return subsets
 
 
 class EvalGauntlet(Callback):
@@ -174,16 +174,18 @@ class EvalGauntlet(Callback):
         self.gauntlet.prepare(model.model, model.tokenizer, checkpoint_of=partial(checkpoint_of_batch, state))
         gauntlets = gauntlets_of(state)
         number = gauntlets.index(self) + 1
-        self._dataloader = Steps(partial(self._steps, state))
         self.label = LABEL if number == 1 else f'{LABEL}-{number}'
+        self._dataloader = Steps(partial(self._steps, state))
         self._evaluator = make_evaluator(self.label, self._dataloader, self.schedule)
         self._attach(state)
         after_each_evaluation(trainer_of(state), self._clean_up)
-        twins = [callback for callback in gauntlets if callback.data.tasks.keys() == self.data.tasks.keys()]
+
+        # What all callbacks of the Trainer share, for the checkpoint.
+        with_same_tasks = [callback for callback in gauntlets if callback.data.tasks.keys() == self.data.tasks.keys()]
+        self._subset_key = subset_key(with_same_tasks.index(self), self.data.tasks)
         self._subsets = gauntlets[0]._subsets
-        self._subset_key = subset_key(twins.index(self), self.data.tasks)
-        self.loss = TrainingLoss()  # not that of an earlier Trainer
         self._losses = gauntlets[0]._losses
+        self.loss = TrainingLoss()  # not that of an earlier Trainer
         self._losses[self._subset_key] = self.loss
 
     def after_load(self, state: State, logger: Logger) -> None:
@@ -208,9 +210,10 @@ class EvalGauntlet(Callback):
         """
         self._attach(state)  # again, as `fit(eval_dataloader=...)` replaces the evaluators
         self.schedule.start()
-        is_start = state.timestamp.batch.value == 0
-        self._first_is_due = self.schedule.first and is_start and self.schedule.evaluated_batch != 0
-        if not any(prepares_at_fit_start(callback) for callback in callbacks_after(self, state)):
+        is_first_batch = state.timestamp.batch.value == 0
+        self._first_is_due = self.schedule.first and is_first_batch and self.schedule.evaluated_batch != 0
+        others_prepare = any(prepares_at_fit_start(callback) for callback in callbacks_after(self, state))
+        if not others_prepare:
             self._evaluate_first(state)
 
     def iteration_start(self, state: State, logger: Logger) -> None:
@@ -232,13 +235,15 @@ class EvalGauntlet(Callback):
 
     def eval_batch_end(self, state: State, logger: Logger) -> None:
         """Pass the number of steps, known after the first one, to Composer's progress bar and console."""
-        if self._is_ours(state) and self.gauntlet.loop is not None:
-            num_steps = self.gauntlet.loop.work.num_steps
-            if state.dataloader_len != num_steps:
-                state.dataloader_len = num_steps
-                for destination in logger.destinations:
-                    if isinstance(destination, ProgressBarLogger) and destination.eval_pbar is not None:
-                        destination.eval_pbar.pbar.total = num_steps
+        if not self._is_ours(state) or self.gauntlet.loop is None:
+            return
+        num_steps = self.gauntlet.loop.work.num_steps
+        if state.dataloader_len == num_steps:
+            return
+        state.dataloader_len = num_steps
+        for destination in logger.destinations:
+            if isinstance(destination, ProgressBarLogger) and destination.eval_pbar is not None:
+                destination.eval_pbar.pbar.total = num_steps
 
     def eval_end(self, state: State, logger: Logger) -> None:
         """Log and record the results."""
@@ -275,18 +280,19 @@ class EvalGauntlet(Callback):
         state of the same structure; so the training losses since the last evaluations are in it, too.
         """
         losses = {key: [loss.total, loss.num_batches] for key, loss in self._losses.items() if loss.num_batches}
-        return {'sizes': json.dumps({**self._subsets, LOSSES: losses} if losses else self._subsets)}
+        content = {**self._subsets, LOSSES: losses} if losses else self._subsets
+        return {'sizes': json.dumps(content)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the subsets from a checkpoint; callbacks with the same tasks are matched in order."""
         stored = state.get('sizes', '{}')
-        found = json.loads(stored) if isinstance(stored, str) else stored
-        losses = found.pop(LOSSES, {}) if isinstance(found, dict) else {}
+        content = json.loads(stored) if isinstance(stored, str) else stored
+        losses = content.pop(LOSSES, {}) if isinstance(content, dict) else {}
         self.loss.total, self.loss.num_batches = losses.get(self._subset_key, (0.0, 0))
-        self._subsets.update(subsets_in(found))
+        self._subsets.update(subsets_in(content))
         if self._subset_key in self._subsets:
             self.use_subset(self._subsets[self._subset_key])
-        elif found and self.settings.time_budget is not None:
+        elif content and self.settings.time_budget is not None:
             log.warning(
                 'time_budget: the checkpoint has no subset for these tasks, so a new one is chosen: scores before and '
                 'after it are of different items'

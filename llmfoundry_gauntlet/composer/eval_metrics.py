@@ -43,20 +43,26 @@ class KnownValue(Metric):
 def metrics_by_label(evaluation: Evaluation, label: str) -> Metrics:
     """Return all metrics of an evaluation: of each task by name, and under `label` all by their keys in loggers."""
     metrics = {task: known(values_of(score)) for task, score in evaluation.scores.items()}
-    values = [value for score in evaluation.scores.values() for value in task_values(score)]
+
+    # As loggers get them.
+    logged: list[tuple[str, float | None]] = []
+    for score in evaluation.scores.values():
+        logged += task_values(score)
     if evaluation.composites is not None:
-        values += composite_values(evaluation.composites)
+        logged += composite_values(evaluation.composites)
     for dataset, perturbations in evaluation.robustness.items():
-        for perturbation, score in perturbations.items():
-            values += score_values(dataset, perturbation, score)
-    return {**metrics, label: known((valid_key(key), value) for key, value in values)}
+        for perturbation, robustness in perturbations.items():
+            logged += score_values(dataset, perturbation, robustness)
+    metrics[label] = known((valid_key(key), value) for key, value in logged)
+    return metrics
 
 
 def values_of(score: TaskScore) -> Iterator[tuple[str, float | None]]:
     """Yield name and value of each metric of a task and, as `category/name`, of its categories."""
     yield from with_errors(score.metrics)
     for category, part in score.categories.items():
-        yield from ((f'{category}/{name}', value) for name, value in with_errors(part.metrics))
+        for name, value in with_errors(part.metrics):
+            yield f'{category}/{name}', value
 
 
 def known(values: Iterable[tuple[str, float | None]]) -> dict[str, Metric]:

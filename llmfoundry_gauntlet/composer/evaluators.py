@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from llmfoundry_gauntlet.composer.trainer_loop import composer_model_of, make_evaluator
 from llmfoundry_gauntlet.config.settings import AUTO, ERROR, LOGGED, TasksSource
 from llmfoundry_gauntlet.evaluation.inputs import load_inputs
-from llmfoundry_gauntlet.evaluation.run import one_task
+from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation, one_task
 from llmfoundry_gauntlet.metrics.keys import error_name, is_logged, task_group, with_errors
 from llmfoundry_gauntlet.runtime.loop import EvaluationLoop, Step
 from llmfoundry_gauntlet.runtime.runner import prepare_for_model
@@ -44,8 +44,9 @@ class TaskMetric(Metric):
         if self.loop is None:
             return torch.tensor(torch.nan)
         (score,) = self.loop.finish().scores.values()
-        part = score if self.category is None else score.categories[self.category]
-        value = dict(with_errors(part.metrics))[self.name]
+        metrics = score.metrics if self.category is None else score.categories[self.category].metrics
+        value_by_name = dict(with_errors(metrics))
+        value = value_by_name[self.name]
         return torch.tensor(torch.nan if value is None else value)
 
 
@@ -100,45 +101,58 @@ def build_icl_evaluators(
         'log': log,
         'save_folder': None,
     }
-    data = load_inputs(settings, 'build_icl_evaluators')
-    prepared_tasks = prepare_for_model(data, composer_model_of(model))
+    inputs = load_inputs(settings, 'build_icl_evaluators')
+    prepared = prepare_for_model(inputs, composer_model_of(model))
     evaluators = []
-    metrics: dict[str, TaskMetric] = {}
-    data = prepared_tasks.data
-    for key in data.examples:
-        prepared = one_task(prepared_tasks, key)
-        own: dict[str, TaskMetric] = {}
-        categories = sorted({example.category for example in data.asked(key) if example.category is not None})
-        names = [metric.name for metric in prepared.tasks[key].metrics()]
-        errors = [error_name(name, is_accuracy=name == names[0]) for name in names]
-        for name in (*names, *errors):
-            if not is_logged(name, task_group(name, names[0]), data.settings.log):
-                continue
-            own.update((f'{category}/{name}', TaskMetric(name, category)) for category in categories)
-            own[name] = TaskMetric(name)
-        metrics.update(own)
-        evaluators.append(
-            make_evaluator(key, EvaluationLoop(prepared, model), None, [f'^{re.escape(name)}$' for name in own])
-        )
-    extend_model(model, metrics)
+    all_metrics: dict[str, TaskMetric] = {}
+    for key in prepared.data.examples:
+        metrics = task_metrics(prepared, key)
+        loop = EvaluationLoop(one_task(prepared, key), model)
+        patterns = [f'^{re.escape(name)}$' for name in metrics]
+        evaluators.append(make_evaluator(key, loop, None, patterns))
+        all_metrics.update(metrics)
+    extend_model(model, all_metrics)
     return evaluators
+
+
+def task_metrics(prepared: PreparedEvaluation, key: str) -> dict[str, TaskMetric]:
+    """Return the logged metrics of a task and, as `category/name`, of its categories, with their standard errors."""
+    data = prepared.data
+    categories = sorted({example.category for example in data.asked(key) if example.category is not None})
+    names = [metric.name for metric in prepared.tasks[key].metrics()]
+    accuracy = names[0]
+    error_names = [error_name(name, is_accuracy=name == accuracy) for name in names]
+
+    metrics: dict[str, TaskMetric] = {}
+    for name in (*names, *error_names):
+        if not is_logged(name, task_group(name, accuracy), data.settings.log):
+            continue
+        for category in categories:
+            metrics[f'{category}/{name}'] = TaskMetric(name, category)
+        metrics[name] = TaskMetric(name)
+    return metrics
 
 
 def extend_model(model: HuggingFaceModel, metrics: dict[str, TaskMetric]) -> None:
     """Patch a model in place to run evaluation steps and report these metrics; other batches run as before."""
-    eval_forward, update_metric, get_metrics = model.eval_forward, model.update_metric, model.get_metrics
+    eval_forward = model.eval_forward
+    update_metric = model.update_metric
+    get_metrics = model.get_metrics
 
     def run_step_or_forward(batch: Any, outputs: Any = None) -> Any:
         return batch.run() if isinstance(batch, Step) else eval_forward(batch, outputs)
 
-    def update_ours_or_theirs(batch: Any, outputs: Any, metric: Metric) -> Any:
-        if isinstance(metric, TaskMetric):
-            return metric.update(batch.loop) if isinstance(batch, Step) else None
-        return None if isinstance(batch, Step) else update_metric(batch, outputs, metric)
+    def update_matching_metric(batch: Any, outputs: Any, metric: Metric) -> Any:
+        is_ours = isinstance(metric, TaskMetric)
+        if isinstance(batch, Step) != is_ours:
+            return None  # a metric of other evaluators than this batch's
+        return metric.update(batch.loop) if is_ours else update_metric(batch, outputs, metric)
 
     def get_all_metrics(is_train: bool = False) -> dict[str, Metric]:
         return get_metrics(is_train) if is_train else {**get_metrics(is_train), **metrics}
 
     vars(model).update(
-        eval_forward=run_step_or_forward, update_metric=update_ours_or_theirs, get_metrics=get_all_metrics
+        eval_forward=run_step_or_forward,
+        update_metric=update_matching_metric,
+        get_metrics=get_all_metrics,
     )

@@ -32,7 +32,9 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
         raise ModelError(f'{name}: is a link to {path.readlink()}, which does not exist')
     if name.startswith(('.', '/', '~')) or name.count('/') > 1 or path.suffix == '.pt':
         raise ModelError(f'{name}: there is no such file or folder')
-    absent, is_reachable, commit = f'{name}: there is no such file or folder, ', True, revision
+    absent = f'{name}: there is no such file or folder, '
+    is_reachable = True
+    commit = revision
     try:
         commit = HfApi().model_info(name, revision=revision, timeout=ANSWER_SECONDS).sha
     except RevisionNotFoundError as error:

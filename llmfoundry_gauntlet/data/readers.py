@@ -95,8 +95,9 @@ def gold_field(row: Mapping[str, Any], num_choices: int, key: str = 'gold') -> i
 def field_value(row: Mapping[str, Any], key: str) -> Any:
     """Return the value at `key`. Raise RowError if the key is missing."""
     if key not in row:
-        found = [name for name in row if name.isprintable() and len(name) <= MOST_NAME][:MOST_NAMES]
-        raise RowError(f"the key '{key}' is missing{suggestion(key, found).replace('; allowed:', '; found:')}")
+        shown_keys = [name for name in row if name.isprintable() and len(name) <= MOST_NAME][:MOST_NAMES]
+        advice = suggestion(key, shown_keys).replace('; allowed:', '; found:')
+        raise RowError(f"the key '{key}' is missing{advice}")
     return row[key]
 
 
@@ -105,14 +106,18 @@ def locate(uri: str, data_root: str | Path) -> Path:
 
     Upstream's prefixes are dropped first. Raise DataError with every path tried.
     """
-    name = next((uri[len(prefix) :] for prefix in UPSTREAM_DATA_FOLDERS if uri.startswith(prefix)), uri)
+    name = uri
+    for prefix in UPSTREAM_DATA_FOLDERS:
+        if uri.startswith(prefix):
+            name = uri.removeprefix(prefix)
+            break
     candidates = list(dict.fromkeys((shipped(data_root) / name, shipped(name))))
     try:
-        found = next((candidate for candidate in candidates if candidate.is_file()), None)
+        for candidate in candidates:
+            if candidate.is_file():
+                return candidate
     except OSError as error:  # no permission to enter a folder
         raise DataError(f'{uri}: cannot be looked for: {error.strerror}: {error.filename}') from error
-    if found is not None:
-        return found
     looked = ', '.join(map(str, candidates))
     raise MissingFileError(f'{uri}: there is no such data file (looked for {looked}); set data_root to its folder')
 
@@ -240,11 +245,12 @@ def json_value(line: bytes, decoder: json.JSONDecoder, *, allow_surrogates: bool
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Build a JSON object. Raise RowError for duplicate keys."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise RowError(f'duplicate key {duplicate[:60]!r}; allowed: once per object')
-    return found
+    value_by_key = dict(pairs)
+    if len(value_by_key) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        duplicates = [key for key, count in counts.items() if count > 1]
+        raise RowError(f'duplicate key {duplicates[0][:60]!r}; allowed: once per object')
+    return value_by_key
 
 
 def finite(text: str) -> float:

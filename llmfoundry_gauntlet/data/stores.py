@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,10 @@ from typing import Any
 from llmfoundry_gauntlet.errors import StoreError
 
 UNFINISHED = '.unfinished'  # suffix of files being written, or left behind by a killed writer
-MAX_GAP, MAX_BLOCK, AT_ONCE = 1 << 20, 1 << 26, 8  # of parts of a file: bytes between, bytes, requests
+# Downloads of parts of a file.
+MAX_GAP_BYTES = 1 << 20  # between two parts that are downloaded as one
+MAX_BLOCK_BYTES = 1 << 26
+REQUESTS_AT_ONCE = 8
 CONNECT_SECONDS = 5  # short, so that a wrong endpoint fails soon
 EXTRAS = {'s3': 's3', 'gs': 'gcs', 'az': 'azure'}  # this package's extras by scheme
 ALIASES = {'gcs': 'gs', 'azure': 'az'}
@@ -88,9 +91,10 @@ def explained(uri: str) -> Iterator[None]:
         is_of_client = type(error).__module__.partition('.')[0] in CLIENTS
         if not is_of_client and not isinstance(error, (OSError, ValueError, NotImplementedError)):
             raise
-        code, scheme = error_code(error), scheme_of(uri)
-        reason = getattr(error, 'strerror', None) or ' '.join(str(error).split()).rstrip('.') or type(error).__name__
-        if isinstance(error, FileNotFoundError) and code != 'NoSuchBucket':
+        scheme = scheme_of(uri)
+        text = ' '.join(str(error).split()).rstrip('.')
+        reason = getattr(error, 'strerror', None) or text or type(error).__name__
+        if isinstance(error, FileNotFoundError) and error_code(error) != 'NoSuchBucket':
             reason = 'there is no such file'
         elif isinstance(error, PermissionError) or 'Credentials' in type(error).__name__:
             reason += f'; {CREDENTIALS[scheme]}' if scheme in CREDENTIALS else ''
@@ -113,6 +117,14 @@ class StoredFile:
     version: str  # the entity tag of an object, or the time, size and inode of a file
 
 
+def version_of(info: Mapping[str, Any]) -> str:
+    """Return the version of a file from fsspec's information about it."""
+    tag = info.get('ETag') or info.get('etag')
+    if tag:
+        return str(tag).strip('"')
+    return f'{info.get("mtime")}-{info["size"]}-{info.get("ino")}'
+
+
 class Store:
     """A folder on disk or in an object store, given by local path or URI. All methods raise StoreError."""
 
@@ -131,19 +143,20 @@ class Store:
         options = {'on_error': 'raise'} if self.is_local else {'prefix': prefix}
         with explained(self.uri):
             try:
-                found = self.fs.find(self._root, detail=True, **options)
+                info_by_path = self.fs.find(self._root, detail=True, **options)
             except FileNotFoundError:
                 if not self.is_local:  # a bucket must exist
                     raise
                 return []
-        if self._root in found:
+        if self._root in info_by_path:
             raise StoreError(f'{self.uri}: is a file; give a folder')
+
         files = []
-        for path, info in sorted(found.items()):
-            name, tag = path[len(self._root) + 1 :], info.get('ETag') or info.get('etag')
-            if name.startswith(prefix) and name and not name.endswith('/') and not info.get('islink'):
-                version = str(tag).strip('"') if tag else f'{info.get("mtime")}-{info["size"]}-{info.get("ino")}'
-                files.append(StoredFile(name, info['size'], version))
+        for path, info in sorted(info_by_path.items()):
+            name = path[len(self._root) + 1 :]
+            is_folder = not name or name.endswith('/')  # stores may have empty objects for folders
+            if name.startswith(prefix) and not is_folder and not info.get('islink'):
+                files.append(StoredFile(name, info['size'], version_of(info)))
         return files
 
     def read(self, name: str) -> bytes:
@@ -163,16 +176,16 @@ class Store:
         from fsspec.utils import merge_offset_ranges
 
         remote = f'{self._root}/{file.name}'
-        starts, ends = ([min(part[side], file.size) for part in parts] for side in (0, 1))
-        _, starts, ends = merge_offset_ranges([remote] * len(ends), starts, ends, MAX_GAP, MAX_BLOCK)
+        starts = [min(start, file.size) for start, _ in parts]
+        ends = [min(end, file.size) for _, end in parts]
+        _, starts, ends = merge_offset_ranges([remote] * len(parts), starts, ends, MAX_GAP_BYTES, MAX_BLOCK_BYTES)
         with explained(f'{self.uri}/{file.name}'), path.open('wb') as local:
             local.truncate(file.size)
-            for first in range(0, len(ends), AT_ONCE):
-                places = slice(first, first + AT_ONCE)
-                paths = [remote] * len(ends[places])
-                for start, content in zip(
-                    starts[places], self.fs.cat_ranges(paths, starts[places], ends[places]), strict=True
-                ):
+            for first in range(0, len(starts), REQUESTS_AT_ONCE):
+                starts_now = starts[first : first + REQUESTS_AT_ONCE]
+                ends_now = ends[first : first + REQUESTS_AT_ONCE]
+                contents = self.fs.cat_ranges([remote] * len(starts_now), starts_now, ends_now)
+                for start, content in zip(starts_now, contents, strict=True):
                     if isinstance(content, Exception):
                         raise content
                     local.seek(start)
