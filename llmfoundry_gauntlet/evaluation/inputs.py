@@ -37,6 +37,9 @@ MAX_NAMES = 5  # names of files to fetch in one message
 # Settings that name files, and the one that says what to do if some are missing.
 FILES = ('tasks', 'gauntlet', 'score', 'data_root', 'missing')
 
+# Fields of EvaluationData with an entry for each task that can run.
+BY_TASK = ('examples', 'subsets', 'subset_sizes', 'num_rows', 'digests', 'origins')
+
 RowsByTask = Mapping[str, Sequence[Example]]
 
 
@@ -155,23 +158,20 @@ def with_programs(data: EvaluationData) -> EvaluationData:
     """
     sandbox, unsupported = sandbox_of(list(data.tasks.values()), data.examples, data.settings.sandbox)
 
-    by_task = ('examples', 'subsets', 'subset_sizes', 'num_rows', 'digests', 'origins')
-    supported: dict[str, Any] = {
-        name: {key: value for key, value in getattr(data, name).items() if key not in unsupported} for name in by_task
+    supported = {
+        name: {key: value for key, value in getattr(data, name).items() if key not in unsupported} for name in BY_TASK
     }
     if not supported['examples']:
-        raise ConfigError([f'{key}: {reason}' for key, reason in unsupported.items()] + ['nothing is left to run'])
-    return replace(data, sandbox=sandbox, unsupported={**data.unsupported, **unsupported}, **supported)
+        reasons = [f'{key}: {reason}' for key, reason in unsupported.items()]
+        raise ConfigError([*reasons, 'nothing is left to run'])
+    changes: dict[str, Any] = {**supported, 'unsupported': {**data.unsupported, **unsupported}}
+    return replace(data, sandbox=sandbox, **changes)
 
 
 def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> EvaluationData:
     """Return the data with evaluation limited to these rows, by task."""
     fewer = {key: rows for key, rows in subsets.items() if len(rows) < len(data.examples[key])}
-    return replace(
-        data,
-        subsets=fewer,
-        subset_sizes={key: len(rows) for key, rows in fewer.items()},
-    )
+    return replace(data, subsets=fewer, subset_sizes={key: len(rows) for key, rows in fewer.items()})
 
 
 def check_metric_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:

@@ -122,10 +122,13 @@ def influences(gauntlet: GauntletSpec | None, num_items: Sizes, average: str | N
     """
     if gauntlet is None:
         return dict.fromkeys(num_items, 1.0)
-    by_composite = slopes(gauntlet, num_items)
-    effects = [by_composite[average]] if average is not None else list(by_composite.values())
-    tasks_with_effect = sorted({key for effect in effects for key in effect})
-    influence = {key: math.hypot(*(effect.get(key, 0.0) for effect in effects)) for key in tasks_with_effect}
+    slopes_by_composite = slopes(gauntlet, num_items)
+    composites = list(slopes_by_composite) if average is None else [average]
+    slopes_by_task: dict[str, list[float]] = {}
+    for composite in composites:
+        for key, slope in slopes_by_composite[composite].items():
+            slopes_by_task.setdefault(key, []).append(slope)
+    influence = {key: math.hypot(*of_task) for key, of_task in sorted(slopes_by_task.items())}
     root_mean_square = math.hypot(*influence.values()) / math.sqrt(len(influence)) if influence else 1.0
     return {key: influence.get(key, root_mean_square) for key in num_items}
 

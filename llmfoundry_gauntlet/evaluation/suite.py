@@ -109,8 +109,10 @@ def read_suite(
 
 def at_shots(suite: Suite, num_shots: int) -> Suite:
     """Return the suite with every task at this number of shots; task types without shots are unchanged."""
-    tasks = {task.key: task for task in (task.at(num_shots) if task.has_shots else task for task in suite.tasks)}
-    return with_tasks(suite, tasks.values())
+    at_number = [task.at(num_shots) if task.has_shots else task for task in suite.tasks]
+    # A label that was asked at several numbers of shots is asked once.
+    by_key = {task.key: task for task in at_number}
+    return with_tasks(suite, by_key.values())
 
 
 def only(suite: Suite, names: Iterable[str]) -> Suite:
@@ -121,28 +123,47 @@ def only(suite: Suite, names: Iterable[str]) -> Suite:
 
 def keys_named(suite: Suite, names: Iterable[str]) -> set[str]:
     """Return the keys of the tasks with these labels, keys or categories. Raise ConfigError with every unknown name."""
-    named: dict[str, set[str]] = {}
+    keys_by_name: dict[str, set[str]] = {}
     for task in suite.tasks:
         for name in (task.label, task.key):
-            named.setdefault(name, set()).add(task.key)
-    for category in () if suite.gauntlet is None else suite.gauntlet.categories:
-        named.setdefault(category.name, set()).update(benchmark.key for benchmark in category.benchmarks)
-    unknown = [f'{name}: no such task or category{suggestion(name, named)}' for name in names if name not in named]
+            keys_by_name.setdefault(name, set()).add(task.key)
+    categories = () if suite.gauntlet is None else suite.gauntlet.categories
+    for category in categories:
+        keys_by_name.setdefault(category.name, set()).update(benchmark.key for benchmark in category.benchmarks)
+
+    names = list(names)
+    unknown = [
+        f'{name}: no such task or category{suggestion(name, keys_by_name)}'
+        for name in names
+        if name not in keys_by_name
+    ]
     if unknown:
         raise ConfigError(unknown)
-    return {key for name in names for key in named[name]}
+    return {key for name in names for key in keys_by_name[name]}
 
 
 def with_tasks(suite: Suite, tasks: Iterable[Task]) -> Suite:
     """Return the suite with other tasks, and only the categories and averages that are complete with them."""
-    tasks, gauntlet = tuple(tasks), suite.gauntlet
-    if gauntlet is not None:
-        there = {task.key for task in tasks} | suite.missing.keys()
-        whole = [part for part in gauntlet.categories if there.issuperset(one.key for one in part.benchmarks)]
-        names = {part.name for part in whole}
-        averages = {name: members for name, members in gauntlet.named_averages.items() if names.issuperset(members)}
-        gauntlet = replace(gauntlet, categories=tuple(whole), averages=averages) if whole else None
-    return replace(suite, tasks=tasks, gauntlet=gauntlet)
+    tasks = tuple(tasks)
+    if suite.gauntlet is None:
+        return replace(suite, tasks=tasks)
+    # A missing task is no choice of the user: composites over it are absent with a reason, not left out.
+    keys = {task.key for task in tasks} | suite.missing.keys()
+    return replace(suite, tasks=tasks, gauntlet=with_complete_composites(suite.gauntlet, keys))
+
+
+def with_complete_composites(gauntlet: GauntletSpec, keys: set[str]) -> GauntletSpec | None:
+    """Return the gauntlet with the categories and averages that these tasks make complete; None without any."""
+    complete = [
+        category
+        for category in gauntlet.categories
+        if keys.issuperset(benchmark.key for benchmark in category.benchmarks)
+    ]
+    if not complete:
+        return None
+    names = {category.name for category in complete}
+    averages = {name: members for name, members in gauntlet.named_averages.items() if names.issuperset(members)}
+    return replace(gauntlet, categories=tuple(complete), averages=averages)
 
 
 def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[Task, ...]:
