@@ -120,7 +120,7 @@ def score_parity(options: Options, model: str, dtype: str, folder: Path) -> tupl
     layout = probe(language_model, vocabulary=len(recorded_cases.encoder(model).tokenizer), longest=200).layout
     errors, same = [], []
     for case in options.cases(recorded_cases.recorded(model)):
-        planned = recorded_cases.plan_case(model, case, published(options), folder, layout, truncation='reference')
+        planned = recorded_cases.plan_case(model, case, published(options), folder, layout, semantics='reference')
         outputs = networks.run(language_model, planned.batches)
         results = {case['rows'][key.row]: result for key, result in planned.results(outputs.values()).items()}
         for item in case['items']:
