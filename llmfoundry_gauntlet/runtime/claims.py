@@ -83,8 +83,11 @@ def this_process() -> Process | None:
 def state_and_start(pid: int) -> tuple[str, int]:
     """Return the state of a process, a letter, and its start in clock ticks (proc(5)). Raise OSError."""
     content = Path(f'/proc/{pid}/stat').read_text(errors='replace')
-    fields = content.rpartition(')')[2].split()  # from the third on; the second, a name in parentheses, is any text
-    return fields[0], int(fields[19])
+    # The second field, a name in parentheses, may be any text, so fields are counted from the third on.
+    _, _, rest = content.rpartition(')')
+    fields = rest.split()
+    state, start = fields[0], fields[19]
+    return state, int(start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +150,10 @@ class Claims:
 
     def last(self, checkpoint: Checkpoint) -> Claim | None:
         """Return the last claim on a checkpoint, None without one; one that cannot be read has expired."""
-        if not (number := self._count(checkpoint)):
+        num_claims = self._count(checkpoint)
+        if num_claims == 0:
             return None
-        name = f'{stem_of(checkpoint)}.{number - 1}.json'
+        name = f'{stem_of(checkpoint)}.{num_claims - 1}.json'
         for wait_seconds in (1.0, 0.0):  # it may be partially written
             try:
                 return decoded(self.store.read(name))

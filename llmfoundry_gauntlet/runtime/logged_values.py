@@ -102,25 +102,30 @@ def warn_of_library(extra: str) -> None:
         log.warning("loggers.%s: may fail: %s; pip install '%s[%s]'", extra, ', '.join(wrong), PACKAGE, extra)
 
 
-def missing(held: Mapping[tuple[str, int], float], values: Mapping[str, float], batch: int, logger: str) -> list[str]:
+def missing(logged: Mapping[tuple[str, int], float], values: Mapping[str, float], batch: int, logger: str) -> list[str]:
     """Return the keys whose value a logger does not hold yet at a step.
 
     A resumed training repeats the evaluations after its checkpoint. Metrics that differ from those already logged by
     more than rounding are logged too, with a warning; times and counts are not logged again.
     """
-    new = [key for key in values if (key, batch) not in held]
-    again = [key for key in values if (key, batch) in held and not key.startswith(f'{OURS}/')]
-    changed = [key for key in again if not math.isclose(held[key, batch], values[key], rel_tol=1e-4, abs_tol=1e-6)]
+    new = [key for key in values if (key, batch) not in logged]
+    repeated = [key for key in values if (key, batch) in logged and not key.startswith(f'{OURS}/')]
+    changed = [key for key in repeated if not is_rounded(logged[key, batch], values[key])]
     if changed:
         log.warning(
             '%s holds other values of batch %d already, as of %s: %g, now %g; now it holds both',
             logger,
             batch,
             changed[0],
-            held[changed[0], batch],
+            logged[changed[0], batch],
             values[changed[0]],
         )
     return new + changed
+
+
+def is_rounded(logged: float, value: float) -> bool:
+    """Return whether a logged value is this one but for rounding."""
+    return math.isclose(logged, value, rel_tol=1e-4, abs_tol=1e-6)
 
 
 @dataclass(slots=True, eq=False)
@@ -149,16 +154,17 @@ def wandb_patterns(keys: Iterable[str]) -> list[str]:
 
     Not `metrics/*`, because Composer's own evaluators and training metrics have such keys too.
     """
-    tasks = (re.match(r'metrics/.+?/\d+-shot/', key) for key in keys)
-    found = [match.group() for match in tasks if match is not None]
-    return [f'{prefix}*' for prefix in dict.fromkeys([f'{OURS}/', f'{COMPOSITE_PREFIX}/', f'{SCORE_PREFIX}/', *found])]
+    matches = (re.match(r'metrics/.+?/\d+-shot/', key) for key in keys)
+    prefixes_of_tasks = [match.group() for match in matches if match is not None]
+    prefixes = [f'{OURS}/', f'{COMPOSITE_PREFIX}/', f'{SCORE_PREFIX}/', *prefixes_of_tasks]
+    return [f'{prefix}*' for prefix in dict.fromkeys(prefixes)]
 
 
 @dataclass(slots=True, eq=False)
 class TensorboardScalars:
     """The values of evaluations in a TensorBoard folder, by key and step, with the layout of Custom Scalars."""
 
-    held: dict[tuple[str, int], float] = field(default_factory=dict)
+    logged: dict[tuple[str, int], float] = field(default_factory=dict)
     is_open: bool = False
 
     def log(self, writer: SummaryWriter, values: Mapping[str, float], batch: int) -> None:
@@ -168,38 +174,40 @@ class TensorboardScalars:
         """
         if not self.is_open:
             writer.flush()
-            self.held = scalars_in(Path(writer.log_dir))
-            if not self.held:
+            self.logged = scalars_in(Path(writer.log_dir))
+            if not self.logged:
                 writer.add_custom_scalars(tensorboard_layout(values))
             self.is_open = True
         rounded = {key: float(np.float32(value)) for key, value in values.items()}
-        for key in missing(self.held, rounded, batch, 'TensorboardLogger'):
+        for key in missing(self.logged, rounded, batch, 'TensorboardLogger'):
             writer.add_scalar(key, values[key], global_step=batch)
-            self.held[key, batch] = rounded[key]
+            self.logged[key, batch] = rounded[key]
         writer.flush()
 
 
 def tensorboard_layout(keys: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
     """Return the charts with at least one of the keys, by section."""
     logged = list(keys)
-    found = {
-        section: {title: chart for title, chart in charts.items() if any(re.match(chart[1][0], key) for key in logged)}
-        for section, charts in TENSORBOARD_CHARTS.items()
-    }
-    return {section: charts for section, charts in found.items() if charts}
+    layout: dict[str, dict[str, list[Any]]] = {}
+    for section, charts in TENSORBOARD_CHARTS.items():
+        for title, (kind, patterns) in charts.items():
+            (pattern,) = patterns
+            if any(re.match(pattern, key) for key in logged):
+                layout.setdefault(section, {})[title] = [kind, patterns]
+    return layout
 
 
 def scalars_in(folder: Path) -> dict[tuple[str, int], float]:
     """Return the values in a folder's TensorBoard files that have any of ours, by key and step."""
     from tensorboard.backend.event_processing import event_file_loader  # type: ignore[import-untyped]
 
-    held = {}
+    scalars = {}
     for path in sorted(folder.glob('*.tfevents.*')):
         if BATCH.encode() not in path.read_bytes():
             continue  # no evaluation in it, as in most files of a long training
         for event in event_file_loader.LegacyEventFileLoader(str(path)).Load():
-            held.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
-    return held
+            scalars.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
+    return scalars
 
 
 @dataclass(slots=True, eq=False)
@@ -282,10 +290,13 @@ class MlflowSender:
 
         batch, time_ms, values = self.waiting[0]
         batch_key = self.rename.get(BATCH, BATCH)
-        held: dict[tuple[str, int], float] = {}
-        if any(point.step == batch for point in client.get_metric_history(run_id, batch_key)):
+        logged: dict[tuple[str, int], float] = {}
+        # Only a repeated evaluation needs to know what the server has, a request for each key.
+        evaluated_batches = [point.step for point in client.get_metric_history(run_id, batch_key)]
+        if batch in evaluated_batches:
             for key in values:
-                held.update({(key, point.step): point.value for point in client.get_metric_history(run_id, key)})
-        new = missing(held, values, batch, self.name)
+                for point in client.get_metric_history(run_id, key):
+                    logged[key, point.step] = point.value
+        new = missing(logged, values, batch, self.name)
         points = [Metric(key, values[key], time_ms, batch) for key in new]  # type: ignore[no-untyped-call]
         client.log_batch(run_id, points, synchronous=True)

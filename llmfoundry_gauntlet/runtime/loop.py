@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.runtime.launcher import Launcher
 from llmfoundry_gauntlet.runtime.plan_run import PlanRun
 from llmfoundry_gauntlet.runtime.programs import BackgroundPrograms
 from llmfoundry_gauntlet.runtime.progress import Work
-from llmfoundry_gauntlet.runtime.runner import PLAN, EvaluatedModel, Found, ModelRunner
+from llmfoundry_gauntlet.runtime.runner import PLAN, EvaluatedModel, ModelRunner, ProbedModel
 from llmfoundry_gauntlet.runtime.step_clock import StepClock
 from llmfoundry_gauntlet.runtime.time_budget import sizes_within_budget
 from llmfoundry_gauntlet.runtime.writer import Results, ResultWriter
@@ -236,9 +236,9 @@ class EvaluationLoop:
         self.programs.cancel()
 
 
-def log_probes(found: Found) -> None:
+def log_probes(probed: ProbedModel) -> None:
     """Log the layouts in which the model runs, and the tokens per batch."""
-    if found.scoring is not None:
-        log.info('scoring: %s; %d tokens per batch', found.scoring, found.budget.scoring)
-    if found.generation is not None:
-        log.info('generation: %s; %d tokens per batch', found.generation, found.budget.generation)
+    if probed.scoring is not None:
+        log.info('scoring: %s; %d tokens per batch', probed.scoring, probed.budget.scoring)
+    if probed.generation is not None:
+        log.info('generation: %s; %d tokens per batch', probed.generation, probed.budget.generation)

@@ -71,12 +71,15 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     with tokenizer_errors() as caught:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
         return tokenizer
-    place = place_of(folder, TOKENIZER_CONFIG)
+    # Name the file that is wrong: the tokenizer's own if it cannot be read, else the one of its settings.
+    wrong_file = TOKENIZER_CONFIG
     if (folder / TOKENIZER).is_file():
         with tokenizer_errors() as of_file:
             Tokenizer.from_file(str(folder / TOKENIZER))
-        place = place if of_file.error is None else place_of(folder, TOKENIZER)
-    raise ModelError(f'{place}: the tokenizer cannot be loaded: {reason_of(caught.error)}') from caught.error
+        if of_file.error is not None:
+            wrong_file = TOKENIZER
+    path = place_of(folder, wrong_file)
+    raise ModelError(f'{path}: the tokenizer cannot be loaded: {reason_of(caught.error)}') from caught.error
 
 
 def load_generation_config(folder: Path) -> GenerationConfig | None:
@@ -116,7 +119,8 @@ def check_numbers(config: PretrainedConfig) -> None:
         if isinstance(default, bool) or not isinstance(default, (int, float)):
             continue
         value = getattr(config, key, None)
-        if isinstance(value, (str, Mapping) if isinstance(default, int) else (str, Mapping, list)):
+        refused = (str, Mapping) if isinstance(default, int) else (str, Mapping, list)
+        if isinstance(value, refused):
             raise ModelError(f'{place_of_config(config)}: {key} is {describe(value)}; allowed: a number')
 
 
@@ -135,8 +139,13 @@ class ModelSource:
     def record(self) -> dict[str, Any]:
         """Return the fields that describe the model in results.json."""
         settings = self.settings
-        record = {'name': settings.model, 'revision': self.revision, 'adapter': settings.adapter}
-        return {**record, 'dtype': settings.dtype, 'config_overrides': settings.config_overrides or None}
+        return {
+            'name': settings.model,
+            'revision': self.revision,
+            'adapter': settings.adapter,
+            'dtype': settings.dtype,
+            'config_overrides': settings.config_overrides or None,
+        }
 
 
 @contextlib.contextmanager
@@ -167,8 +176,8 @@ def open_local(path: Path, settings: ModelSettings) -> ModelSource:
     if is_sharded_checkpoint(path):
         return open_checkpoint(path, read_sharded(path, wants_tokenizer=settings.tokenizer is None), settings)
     if not (path / CONFIG).is_file():
-        files = [file for pattern in ('*', '*/*') for file in path.glob(pattern) if file.is_file()]
-        names = [file.relative_to(path).as_posix() for file in files]
+        inside = [*path.glob('*'), *path.glob('*/*')]
+        names = [file.relative_to(path).as_posix() for file in inside if file.is_file()]
         raise ModelError(f'{settings.model}: {what_is_in_it(names)}')
     config = load_config(settings.model_config or str(path), settings)
     return ModelSource(
@@ -195,10 +204,17 @@ def load_weights(
     name: str, config: PretrainedConfig, weights: Weights, settings: ModelSettings, device: torch.device
 ) -> Any:
     """Build the model of a configuration, load its weights and merge its adapter. Raise ModelError."""
-    trust = settings.trust_remote_code
-    network = load_network(name, config, weights, device, dtype=getattr(torch, settings.dtype), trust_remote_code=trust)
-    is_loaded = device.type != 'meta'
-    return with_adapter(network, settings.adapter) if settings.adapter is not None and is_loaded else network
+    network = load_network(
+        name,
+        config,
+        weights,
+        device,
+        dtype=getattr(torch, settings.dtype),
+        trust_remote_code=settings.trust_remote_code,
+    )
+    if settings.adapter is None or device.type == 'meta':  # without weights there is nothing to merge into
+        return network
+    return with_adapter(network, settings.adapter)
 
 
 def with_adapter(network: Any, name: str) -> Any:
@@ -252,7 +268,7 @@ def stored_tokenizer(path: Path, stored: Mapping[str, Any] | None) -> PreTrained
         raise ModelError(f'{path}: has no tokenizer; give one with --tokenizer')
     with tempfile.TemporaryDirectory() as folder, tokenizer_errors() as caught:
         files = {file_name(name, entry): entry for name, entry in stored['tokenizer'].items()}
-        outside = [name for name in files if set('/\\') & set(name)]
+        outside = [name for name in files if '/' in name or '\\' in name]
         if outside:
             raise ModelError(f'{path}: its tokenizer has the file {outside[0]!r}; allowed: names without a folder')
         for name, entry in files.items():

@@ -36,7 +36,7 @@ PLAN = ('tokens_per_batch', 'generation_tokens_per_batch', 'requests_per_batch',
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ProbedModel:
     """The probe results and the tokens per batch, reused by all evaluations of a training run."""
 
     scoring: Probe | None
@@ -86,7 +86,7 @@ class ModelRunner:
         self.model = model
         self.tokenizer: Any = model.tokenizer
         self.prepared = prepared  # all items
-        self.found: Found | None = None
+        self.probed: ProbedModel | None = None
         self.generator: TextGenerator | None = None  # set by the first probe if any task generates
         self.network: Any = model.model
         self.modules: list[Any] = []  # of the network, as it was in the latest evaluation
@@ -98,7 +98,8 @@ class ModelRunner:
         """
         self.model = model
         earlier, modules = self.modules, list(model.model.modules())
-        has_changed = bool(earlier) and (len(modules) != len(earlier) or any(map(operator.is_not, modules, earlier)))
+        is_same = len(modules) == len(earlier) and all(map(operator.is_, modules, earlier))
+        has_changed = bool(earlier) and not is_same
         self.modules = modules
         if model.model is self.network and not has_changed:
             return False
@@ -106,8 +107,8 @@ class ModelRunner:
         self.network = model.model
         self.__dict__.pop('language_model', None)
         self.generator = None
-        if self.found is not None:
-            self.found = replace(self.found, is_current=False)
+        if self.probed is not None:
+            self.probed = replace(self.probed, is_current=False)
         return True
 
     @cached_property
@@ -133,36 +134,36 @@ class ModelRunner:
         """Return the numbers of forwards and decoding steps so far."""
         return self.language_model.num_forwards, 0 if self.generator is None else self.generator.usage.steps
 
-    def probe(self, recorded: Identity) -> Found:
+    def probe(self, recorded: Identity) -> ProbedModel:
         """Return what every rank can run; probe the model unless earlier probes still hold.
 
         `recorded` has the tokens per batch of an earlier attempt, if there was one.
         """
-        found = self.found
-        if found is None or not found.certain:
+        probed = self.probed
+        if probed is None or not probed.certain:
             scoring, generation = self._probe(), self._probe_generation()
-            budget = self._budget(generation, recorded) if found is None else found.budget
-            mine = Found(scoring=scoring, generation=generation, budget=budget)
-            found = self.found = agreed(gather(mine))
+            budget = self._budget(generation, recorded) if probed is None else probed.budget
+            on_this_rank = ProbedModel(scoring=scoring, generation=generation, budget=budget)
+            probed = self.probed = agreed(gather(on_this_rank))
             if any(gather(bool(self.language_model.eager))):
                 reason = 'another rank found it off the eager attention that defines the model'
                 use_eager_attention(self.language_model, reason)
-            if self.generator is not None and found.generation is not None:
-                self.generator.layout = found.generation.layout
-        return found
+            if self.generator is not None and probed.generation is not None:
+                self.generator.layout = probed.generation.layout
+        return probed
 
     def planned(self, prepared: PreparedEvaluation) -> PlannedEvaluation:
         """Return the plan for these items, in the layout that the model supports."""
-        found = self.found
-        assert found is not None  # set by `probe`
+        probed = self.probed
+        assert probed is not None  # set by `probe`
         return plan_evaluation(
             prepared,
-            tokens_per_batch=found.budget.scoring,
-            generation_tokens_per_batch=found.budget.generation,
-            requests_per_batch=found.budget.requests,
-            layout=found.layout,
-            scoring=str(found.scoring or ''),
-            generation=str(found.generation or ''),
+            tokens_per_batch=probed.budget.scoring,
+            generation_tokens_per_batch=probed.budget.generation,
+            requests_per_batch=probed.budget.requests,
+            layout=probed.layout,
+            scoring=str(probed.scoring or ''),
+            generation=str(probed.generation or ''),
             hidden_token_id=self.language_model.hidden_token_id,
             rotary=self.language_model.rotary,
         )
@@ -213,17 +214,18 @@ class ModelRunner:
         )
 
 
-def agreed(found: Sequence[Found]) -> Found:
+def agreed(of_ranks: Sequence[ProbedModel]) -> ProbedModel:
     """Return what every rank can run: the least preferred of the ranks' layouts and the smallest token budget."""
-    scoring = [one.scoring for one in found if one.scoring is not None]
-    generation = [one.generation for one in found if one.generation is not None]
-    return Found(
+    scoring = [probed.scoring for probed in of_ranks if probed.scoring is not None]
+    generation = [probed.generation for probed in of_ranks if probed.generation is not None]
+    budgets = [probed.budget for probed in of_ranks]
+    return ProbedModel(
         scoring=max(scoring, key=lambda probe: LAYOUTS.index(probe.layout), default=None),
         generation=max(generation, key=lambda probe: GENERATION_LAYOUTS.index(probe.layout), default=None),
         budget=Budget(
-            scoring=min(one.budget.scoring for one in found),
-            generation=min(one.budget.generation for one in found),
-            requests=found[0].budget.requests,
+            scoring=min(budget.scoring for budget in budgets),
+            generation=min(budget.generation for budget in budgets),
+            requests=budgets[0].requests,
         ),
     )
 
@@ -248,13 +250,15 @@ def longest_prompt(data: EvaluationData, config: PretrainedConfig) -> int:
 
 def check_network(network: Any, prepared: PreparedEvaluation) -> None:
     """Raise ModelError if a network that replaced another has too few positions or tokens for the items."""
-    limit, longest = position_limit(network.config), max(prepared.longest, prepared.longest_generation)
+    limit = position_limit(network.config)
+    longest = max(prepared.longest, prepared.longest_generation)
     if limit is not None and longest > limit:
         raise ModelError(
             f'the network of the model was replaced by one ({network.config.model_type}) with positions for {limit} '
             f'tokens, but an item has {longest}; give max_seq_len: {limit}'
         )
-    vocabulary, highest = network.config.get_text_config().vocab_size, highest_token(prepared)
+    vocabulary = network.config.get_text_config().vocab_size
+    highest = highest_token(prepared)
     if highest >= vocabulary:
         raise ModelError(
             f'the network of the model was replaced by one ({network.config.model_type}) for {vocabulary} tokens, but '
@@ -264,11 +268,10 @@ def check_network(network: Any, prepared: PreparedEvaluation) -> None:
 
 def highest_token(prepared: PreparedEvaluation) -> int:
     """Return the highest token id in all requests."""
-    contexts = [
-        context for request in prepared.score_requests for context in (*request.contexts, *request.continuations)
-    ]
-    contexts += [request.context for request in prepared.generate_requests]
-    return max((int(ids.max()) for ids in contexts if len(ids)), default=0)
+    sequences = [request.context for request in prepared.generate_requests]
+    for request in prepared.score_requests:
+        sequences += [*request.contexts, *request.continuations]
+    return max((int(ids.max()) for ids in sequences if len(ids)), default=0)
 
 
 def check_generations_fit(prepared: PreparedEvaluation, config: PretrainedConfig) -> None:

@@ -34,15 +34,18 @@ def watchdog(seconds: float, progress: Callable[[], object], doing: Callable[[],
     in use. Time during which the process is suspended does not count.
     """
     pause = min(POLL_SECONDS, seconds / 5)
-    seen, idle = (progress(), 0), 0.0
+    own_progress, progress_of_ranks = progress(), 0
+    idle_seconds = 0.0
 
     def check() -> None:
-        nonlocal seen, idle
+        nonlocal own_progress, progress_of_ranks, idle_seconds
         exit_after(seconds + BACKSTOP_SECONDS)
-        before, mine = seen, progress()
-        seen = mine, count('progress', int(mine != before[0]))
-        idle = idle + pause if seen == before else 0.0
-        if idle >= seconds:
+        earlier = own_progress, progress_of_ranks
+        own_progress = progress()
+        progress_of_ranks = count('progress', int(own_progress != earlier[0]))
+        has_moved = (own_progress, progress_of_ranks) != earlier
+        idle_seconds = 0.0 if has_moved else idle_seconds + pause
+        if idle_seconds >= seconds:
             end_stalled(seconds, doing)
 
     exit_after(seconds + BACKSTOP_SECONDS)
@@ -64,11 +67,11 @@ def end_stalled(seconds: float, doing: Callable[[], str]) -> None:
         stacks(),
     )
     end = time.monotonic() + GRACE_SECONDS
-    seen = count('stalled', 1)
-    while 0 < seen < world_size() and time.monotonic() < end:
+    num_stalled = count('stalled', 1)
+    while 0 < num_stalled < world_size() and time.monotonic() < end:
         time.sleep(0.1)
-        seen = count('stalled', 0)
-    if seen and global_rank() == 0:  # its process serves the store
+        num_stalled = count('stalled', 0)
+    if num_stalled and global_rank() == 0:  # its process serves the store
         time.sleep(1)
     logging.shutdown()
     sys.stderr.flush()

@@ -173,10 +173,10 @@ def in_background(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> 
     """Run `work` in the thread of programs, before its first ones."""
     whole, waiting = PreparedEvaluation.results, [work]
 
-    def results(self: PreparedEvaluation, outputs: Any) -> Any:
+    def results(self: PreparedEvaluation, *arguments: Any) -> Any:
         if threading.current_thread().name.startswith('gauntlet-programs') and waiting:
             waiting.pop()()
-        return whole(self, outputs)
+        return whole(self, *arguments)
 
     monkeypatch.setattr(PreparedEvaluation, 'results', results)
 

@@ -21,7 +21,7 @@ from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
 from llmfoundry_gauntlet.engine.probe import Probe
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.runtime.loop import EvaluationLoop, Step
-from llmfoundry_gauntlet.runtime.runner import Found, agreed
+from llmfoundry_gauntlet.runtime.runner import ProbedModel, agreed
 from llmfoundry_gauntlet.scoring.likelihood import NON_FINITE
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
@@ -206,16 +206,29 @@ def test_running_out_of_memory_changes_no_score(settings, caplog):
     assert len([message for message in caplog.messages if 'out of memory' in message]) == 1
 
 
-def test_ranks_agree_on_the_layout_and_budget():
-    """The most general layout and the smallest budgets, whatever the order of the ranks."""
-    layouts = [Probe(layout=layout, reason=f'of {layout}') for layout in (STREAM, PADDED_ROWS, STREAM)]
-    generation = [Probe(layout=layout, reason=f'of {layout}') for layout in (PROMPT_STREAM, CACHE, NO_CACHE)]
-    budgets = [Budget(scoring=scoring, generation=4096 // scoring) for scoring in (4096, 2048, 1024)]
-    found = [Found(scoring=a, generation=b, budget=c) for a, b, c in zip(layouts, generation, budgets, strict=True)]
-    for count in (2, 3):
-        wanted = Budget(scoring=budgets[count - 1].scoring, generation=1)
-        assert agreed(found[:count]) == Found(scoring=layouts[1], generation=generation[count - 1], budget=wanted)
-    nothing = Found(scoring=None, generation=None, budget=Budget(scoring=7, generation=8))
+def probed(scoring: str, generation: str, budget: Budget) -> ProbedModel:
+    """Return the probes of a rank whose model runs in these layouts."""
+    return ProbedModel(
+        scoring=Probe(layout=scoring, reason=f'of {scoring}'),
+        generation=Probe(layout=generation, reason=f'of {generation}'),
+        budget=budget,
+    )
+
+
+def test_ranks_agree_on_the_most_general_layouts_and_the_smallest_budgets():
+    of_ranks = [
+        probed(STREAM, PROMPT_STREAM, Budget(scoring=4096, generation=1)),
+        probed(PADDED_ROWS, CACHE, Budget(scoring=2048, generation=2)),
+        probed(STREAM, NO_CACHE, Budget(scoring=1024, generation=4)),
+    ]
+
+    assert agreed(of_ranks[:2]) == probed(PADDED_ROWS, CACHE, Budget(scoring=2048, generation=1))
+    assert agreed(of_ranks) == probed(PADDED_ROWS, NO_CACHE, Budget(scoring=1024, generation=1))
+
+
+def test_ranks_agree_where_nothing_is_probed():
+    nothing = ProbedModel(scoring=None, generation=None, budget=Budget(scoring=7, generation=8))
+
     assert agreed([nothing, nothing]) == nothing
 
 
