@@ -44,14 +44,15 @@ def clustered_error(values: np.ndarray, clusters: Sequence[int]) -> float:
 
 
 def test_a_difference_is_second_minus_first_with_a_paired_error():
-    first, second = [0, 1, 0, 1, 1, 0, 0, 1], [1, 1, 0, 1, 1, 1, 0, 0]
+    first = [0, 1, 0, 1, 1, 0, 0, 1]
+    second = [1, 1, 0, 1, 1, 1, 0, 0]
+
     found = difference(measure(first), measure(second), 8)
+
+    # The items change by 1, 0, 0, 0, 0, 1, 0 and -1: a mean of 1/8, and squares that sum to 3.
+    error = math.sqrt((3 - 8 * (1 / 8) ** 2) / 7 / 8)
     assert found.difference.value == pytest.approx(5 / 8 - 4 / 8, abs=1e-15)
-    own = np.array(second) - np.array(first)  # 1, 0, 0, 0, 0, 1, 0, -1
-    assert own.tolist() == [1, 0, 0, 0, 0, 1, 0, -1]
-    by_hand = math.sqrt((3 - 8 * (1 / 8) ** 2) / 7 / 8)
-    assert np.std(own, ddof=1) / math.sqrt(8) == pytest.approx(by_hand)
-    assert found.difference.standard_error == pytest.approx(by_hand, abs=1e-15)
+    assert found.difference.standard_error == pytest.approx(error, abs=1e-15)
     assert (found.first.value, found.second.value, found.num_items) == (0.5, 0.625, 8)
     assert found.p_value == pytest.approx(0.59833, abs=1e-5)  # of t = 0.5517 with seven degrees of freedom
     assert found.p_holm is None
@@ -67,11 +68,21 @@ ITEMS = st.lists(
 @given(ITEMS)
 def test_the_error_of_a_difference_is_clustered(items):
     first, second, clusters = zip(*items, strict=True)
+    changes = np.array(second) - np.array(first)
+
     found = difference(measure(first, clusters), measure(second, clusters), len(items))
-    own = np.array(second) - np.array(first)
-    assert found.difference.value == pytest.approx(own.mean(), abs=1e-14)
-    assert found.difference.standard_error == pytest.approx(clustered_error(own, clusters), abs=1e-14)
+
+    assert found.difference.value == pytest.approx(changes.mean(), abs=1e-14)
+    assert found.difference.standard_error == pytest.approx(clustered_error(changes, clusters), abs=1e-14)
+
+
+@given(ITEMS)
+def test_runs_in_the_other_order_have_the_opposite_difference(items):
+    first, second, clusters = zip(*items, strict=True)
+
+    found = difference(measure(first, clusters), measure(second, clusters), len(items))
     turned = difference(measure(second, clusters), measure(first, clusters), len(items))
+
     assert turned.difference.value == -found.difference.value
     assert turned.difference.standard_error == pytest.approx(found.difference.standard_error, abs=1e-16)
 
@@ -102,17 +113,26 @@ def test_the_p_value_is_two_sided_of_students_t(t: float, freedom: float, expect
 )
 def test_a_difference_with_an_absent_measure_has_its_reason(first, second, reason):
     found = difference(first, second, 9)
+
     assert found.difference == Measure(value=None, reason=reason)
     assert (found.p_value, found.detectable, found.num_items) == (None, None, 9)
     assert (found.first, found.second) == (first, second)
 
 
-def test_equal_runs_have_no_difference_and_a_single_item_no_error_and_no_p_value():
+def test_a_single_item_has_no_error_and_no_p_value():
     found = difference(measure([0]), measure([1]), 1)
+
     assert found.difference == Measure(value=1.0)
-    assert found.difference.standard_error is found.p_value is found.detectable is None
+    assert found.difference.standard_error is None
+    assert found.p_value is None
+    assert found.detectable is None
+
+
+def test_equal_runs_have_no_difference():
     values, clusters = [0.1, 0.7, 1 / 3, 0.2, 0.9], [1, 1, 2, 3, 3]
+
     found = difference(measure(values, clusters), measure(values, clusters), 5)
+
     assert (found.difference.value, found.difference.standard_error) == (0, 0)
     assert (found.p_value, found.detectable) == (1.0, None)
 
@@ -131,6 +151,7 @@ def test_equal_runs_have_no_difference_and_a_single_item_no_error_and_no_p_value
 def test_equal_differences_of_all_clusters_are_a_sign_test(first, second, clusters, num_clusters):
     """All signs are equal in 2 of 2 ** G cases."""
     found = difference(measure(first, clusters), measure(second, clusters), len(first))
+
     assert found.difference.standard_error == pytest.approx(0, abs=1e-15)
     assert found.p_value == 2.0 ** (1 - num_clusters)
     assert found.detectable is None
@@ -138,8 +159,10 @@ def test_equal_differences_of_all_clusters_are_a_sign_test(first, second, cluste
 
 def test_the_minimum_detectable_effect_has_80_percent_power():
     found = difference(measure([0, 1, 0, 1, 0]), measure([1, 1, 0, 0, 1]), 5)
-    # quantiles 0.975 and 0.8 of Student's t with four degrees of freedom
-    assert found.detectable == pytest.approx((2.776445 + 0.940965) * found.difference.standard_error, rel=1e-6)
+
+    # The quantiles 0.975 and 0.8 of Student's t with four degrees of freedom.
+    quantiles = 2.776445 + 0.940965
+    assert found.detectable == pytest.approx(quantiles * found.difference.standard_error, rel=1e-6)
 
 
 # Holm's correction.
@@ -169,36 +192,52 @@ def test_the_slope_is_least_squares_with_a_paired_error(batches):
     center = np.array(batches) - np.mean(batches)
     scores = random.random(30) + np.outer(center, random.normal(size=30))  # each item on a line of its own
     clusters = random.integers(0, 11, 30).tolist()
+
     slope = trend(batches, [measure(row, clusters) for row in scores]).slope
+
+    slopes_of_items = np.polyfit(batches, scores, 1)[0]
     assert slope.value == pytest.approx(np.polyfit(batches, scores.mean(axis=1), 1)[0], rel=1e-9)
-    own = np.polyfit(batches, scores, 1)[0]  # a slope for every item
-    assert slope.standard_error == pytest.approx(clustered_error(own, clusters), rel=1e-9)
+    assert slope.standard_error == pytest.approx(clustered_error(slopes_of_items, clusters), rel=1e-9)
+
+
+def residuals_of(values: Sequence[float]) -> np.ndarray:
+    """Return the distances of values at 0, 1, 2 and so on from their least-squares line."""
+    batches = range(len(values))
+    return np.array(values) - np.polyval(np.polyfit(batches, values, 1), batches)
+
+
+def corrected_correlation(residuals: np.ndarray) -> float:
+    """Return the correlation of neighbors, corrected for the bias of a short series."""
+    correlation = (residuals[1:] @ residuals[:-1]) / (residuals @ residuals)
+    return correlation + (1 + 4 * correlation) / len(residuals)
 
 
 def test_the_slope_varies_with_checkpoints():
     """The items move together, so that only the distances from the line tell how sure it is."""
     values = [0.2, 0.3, 0.7, 0.4, 0.5, 0.9]
+    residuals = residuals_of(values)
+    assert corrected_correlation(residuals) < 0  # so that the error is not widened
+
     slope = trend(list(range(6)), [measure([value, value]) for value in values]).slope
-    fit = np.polyfit(range(6), values, 1)
-    strays = np.array(values) - np.polyval(fit, range(6))
-    correlation = (strays[1:] @ strays[:-1]) / (strays @ strays)
-    assert correlation + (1 + 4 * correlation) / 6 < 0  # so no correction
-    assert slope.standard_error == pytest.approx(math.sqrt(strays @ strays / 4 / 17.5))  # 17.5 = sum of squares
+
+    # The squares of -2.5, -1.5, ... 2.5 sum to 17.5.
+    assert slope.standard_error == pytest.approx(math.sqrt(residuals @ residuals / 4 / 17.5))
     assert slope.spread.freedom == 1  # of two items
 
 
 def test_resemblance_of_neighbouring_checkpoints_widens_the_error():
     values = [0.0, 0.1, 0.2, 0.3, 0.2, 0.1, 0.0, -0.1, -0.2, -0.3, -0.2, -0.1] * 2
+    residuals = residuals_of(values)
+    correlation = min(0.9, corrected_correlation(residuals))
+    inflation = (1 + correlation) / (1 - correlation)
+    squares_of_batches = sum((batch - 11.5) ** 2 for batch in range(24))
+    plain = math.sqrt(residuals @ residuals / 22 / squares_of_batches)
+
     slope = trend(list(range(24)), [Measure(value=value) for value in values]).slope
-    center = np.arange(24) - 11.5
-    line = center * (center @ values) / (center @ center)
-    strays = np.array(values) - line
-    plain = math.sqrt(strays @ strays / 22 / (center @ center))
-    correlation = (strays[1:] @ strays[:-1]) / (strays @ strays)
-    corrected = min(0.9, correlation + (1 + 4 * correlation) / 24)
-    assert slope.standard_error == pytest.approx(plain * math.sqrt((1 + corrected) / (1 - corrected)))
+
+    assert slope.standard_error == pytest.approx(plain * math.sqrt(inflation))
     assert slope.standard_error > 3 * plain
-    assert slope.spread.freedom == pytest.approx(max(1, 22 * (1 - corrected) / (1 + corrected)))
+    assert slope.spread.freedom == pytest.approx(max(1, 22 / inflation))
 
 
 @pytest.mark.parametrize(
@@ -213,32 +252,50 @@ def test_resemblance_of_neighbouring_checkpoints_widens_the_error():
 )
 def test_a_steady_trend_has_no_noise_and_no_ratio(batches, values):
     found = trend(batches, [Measure(value=value) for value in values])
+
     assert found.noise == pytest.approx(0, abs=1e-15)
     assert found.signal_to_noise is None
 
 
 def test_the_noise_of_alternating_scores():
-    found = trend([0, 10, 20, 30, 40], [Measure(value=value) for value in (0.2, 0.4, 0.2, 0.4, 0.2)])
-    assert found.slope.value == pytest.approx(0, abs=1e-17)
+    scores = [Measure(value=value) for value in (0.2, 0.4, 0.2, 0.4, 0.2)]
+
+    found = trend([0, 10, 20, 30, 40], scores)
+
     # Steps 0.2, -0.2, 0.2, -0.2 about 0: a variance of 4 * 0.04 / 3. Of five scores it is 2 * 5 / 4 times theirs.
+    assert found.slope.value == pytest.approx(0, abs=1e-17)
     assert found.noise == pytest.approx(math.sqrt(0.16 / 3 * 4 / 10), abs=1e-15)
     assert found.signal_to_noise == pytest.approx(0, abs=1e-14)
 
 
 @pytest.mark.parametrize('sign', [1, -1])
 def test_steps_are_per_batch_and_falling_scores_are_signal(sign):
-    found = trend([0, 10, 30], [Measure(value=0.5 + sign * value) for value in (0.0, 0.3, 0.6)])
-    # 0.02 a batch: steps of 0.3 where 0.2 and 0.4 were due. The line by hand: 9 / (1400 / 3) a batch, over 30 batches.
-    assert found.slope.value == pytest.approx(sign * 27 / 1400, abs=1e-15)
-    # Strays of 0.1 and -0.1: a variance of 0.02, which of three scores is 2 * 3 / 2 times theirs.
-    assert found.noise == pytest.approx(math.sqrt(0.02 / 3), abs=1e-15)
-    assert found.signal_to_noise == pytest.approx(30 * 27 / 1400 / math.sqrt(0.02 / 3), abs=1e-11)
+    scores = [Measure(value=0.5 + sign * value) for value in (0.0, 0.3, 0.6)]
+
+    found = trend([0, 10, 30], scores)
+
+    # The line by hand: 9 / (1400 / 3) a batch, over 30 batches.
+    slope = 27 / 1400
+    # At 0.02 a batch, steps of 0.3 where 0.2 and 0.4 were due stray by 0.1 and -0.1: a variance of 0.02, which of three
+    # scores is 2 * 3 / 2 times theirs.
+    noise = math.sqrt(0.02 / 3)
+    assert found.slope.value == pytest.approx(sign * slope, abs=1e-15)
+    assert found.noise == pytest.approx(noise, abs=1e-15)
+    assert found.signal_to_noise == pytest.approx(30 * slope / noise, abs=1e-11)
 
 
-def test_a_trend_with_an_absent_score_is_absent_and_one_without_errors_has_no_error():
+def test_a_trend_with_an_absent_score_is_absent():
     found = trend([0, 10, 20], [measure([0, 1]), ABSENT, Measure(value=None, reason='another')])
+
     assert found.slope == ABSENT
-    assert found.noise is None and found.signal_to_noise is None
+    assert found.noise is None
+    assert found.signal_to_noise is None
+
+
+def test_a_trend_of_two_scores_without_errors_has_a_slope_alone():
     found = trend([100, 300], [measure([0, 1]), Measure(value=0.75)])
-    assert found.slope.value == pytest.approx(0.25 / 200, abs=1e-18) and found.slope.standard_error is None
-    assert found.noise is None and found.signal_to_noise is None
+
+    assert found.slope.value == pytest.approx(0.25 / 200, abs=1e-18)
+    assert found.slope.standard_error is None
+    assert found.noise is None
+    assert found.signal_to_noise is None

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import clustered_items
@@ -25,29 +24,43 @@ ACCURACY = 'InContextLearningLMAccuracy'
 OURS = {metric.name: metric for metric in choice_metrics()}
 
 
-def plain(*entries: tuple[float | None, str | None], shortened: bool = False) -> TaskScore:
-    """Return the score of items with these scores and categories."""
+def score_of(*entries: tuple[float | None, str | None], shortened: bool = False) -> TaskScore:
+    """Return the score of a task over items with these scores and categories."""
     results = [
-        clustered_items.item(row, credit, task='t/3-shot', category=category, prompt_shortened=shortened)
-        for row, (credit, category) in enumerate(entries)
+        clustered_items.item(row, score, task='t/3-shot', category=category, prompt_shortened=shortened)
+        for row, (score, category) in enumerate(entries)
     ]
     return task_score('t/3-shot', [accuracy(ACCURACY)], results)
 
 
-def test_accuracy_is_the_mean_score_and_that_of_categories_the_mean_over_them():
-    score = plain((1.0, None), (0.0, None), (0.25, None), shortened=True)
+# Accuracy.
+
+
+def test_accuracy_is_the_mean_score():
+    score = score_of((1.0, None), (0.0, None), (0.25, None), shortened=True)
+
     assert score.accuracy.value == pytest.approx(1.25 / 3)
     assert (score.num_items, score.num_unscored, score.num_shortened) == (3, 0, 3)
-    score = plain((1.0, 'b'), (0.0, 'a'), (0.0, 'a'), (1.0, 'a'))
+
+
+def test_accuracy_of_categories_is_the_mean_over_them():
+    score = score_of((1.0, 'b'), (0.0, 'a'), (0.0, 'a'), (1.0, 'a'))
+
     assert score.accuracy.value == pytest.approx((1 / 3 + 1) / 2)
-    assert list(score.categories) == ['a', 'b'] and score.num_shortened == 0
+    assert list(score.categories) == ['a', 'b']
+    assert score.num_shortened == 0
 
 
-def test_an_unscored_item_makes_accuracy_absent_also_from_the_stream():
-    score = plain((1.0, 'a'), (None, 'b'))
-    assert score.accuracy.value is None and score.accuracy.reason == '1 of 2 items unscored: nan'
+def test_an_unscored_item_makes_accuracy_absent():
+    assert score_of((1.0, None), (None, None)).accuracy.value is None
+
+
+def test_an_unscored_item_of_a_category_makes_accuracy_absent_also_from_the_stream():
+    score = score_of((1.0, 'a'), (None, 'b'))
+
+    assert score.accuracy.value is None
+    assert score.accuracy.reason == '1 of 2 items unscored: nan'
     assert score.categories['a'].accuracy.value == 1
-    assert plain((1.0, None), (None, None)).accuracy.value is None
     assert metric_stream({'t/3-shot': score}, None, {}, {'t/3-shot': 1.5}) == {
         f'metrics/t/3-shot/a/{ACCURACY}': 1.0,
         'gauntlet/seconds': 1.5,
@@ -59,6 +72,20 @@ def test_an_unscored_item_makes_accuracy_absent_also_from_the_stream():
 
 
 @pytest.mark.parametrize(
+    ('entries', 'reason'),
+    [
+        ([(None, None)], '1 of 1 item unscored: nan'),
+        ([(None, None), (1.0, None)], '1 of 2 items unscored: nan'),
+    ],
+)
+def test_a_reason_about_a_single_item_is_singular(entries, reason):
+    assert score_of(*entries).accuracy.reason == reason
+
+
+# Metrics of likelihoods.
+
+
+@pytest.mark.parametrize(
     ('kind', 'expected'),
     [
         ('multiple_choice', ['InContextLearningMultipleChoiceAccuracy', *OURS]),
@@ -67,15 +94,27 @@ def test_an_unscored_item_makes_accuracy_absent_also_from_the_stream():
     ],
 )
 def test_each_task_type_has_its_likelihood_metrics(kind: str, expected: list[str]):
-    assert [*OURS] == [
-        *('GoldBitsPerByte', 'GoldProbability', 'CharacterNormalizedMatch', 'ByteNormalizedMatch'),
-        *('TokenNormalizedMatch', 'CalibrationError', 'CalibrationBias', 'BrierScore', 'MajorityClass'),
-    ]
     upstream = f'InContextLearning{"LM" if kind == "language_modeling" else "MC"}ExpectedCalibrationError'
     keys = {'icl_task_type': kind, 'metric_names': [upstream]}
+
     suite = load_suite([{'label': 'copa', 'dataset_uri': 'x', 'num_fewshot': [0], **keys}])
+
     assert [metric.name for metric in suite.tasks[0].metrics()] == expected
     assert suite.warnings == (f'copa: metric_names: {upstream} is not supported by this version; it is left out',)
+
+
+def test_the_metrics_of_choices():
+    assert [*OURS] == [
+        'GoldBitsPerByte',
+        'GoldProbability',
+        'CharacterNormalizedMatch',
+        'ByteNormalizedMatch',
+        'TokenNormalizedMatch',
+        'CalibrationError',
+        'CalibrationBias',
+        'BrierScore',
+        'MajorityClass',
+    ]
 
 
 def item(row: int, logprobs: Sequence[float] | None, gold: int = 0, **changes: Any) -> ItemResult:
@@ -107,33 +146,53 @@ def of_shares(row: int, shares: Sequence[float], gold: int) -> ItemResult:
 
 
 def value(name: str, *results: ItemResult) -> float:
-    found = compute_metric(OURS[name], results)
-    assert found.value is not None, found.reason
-    return found.value
+    measure = compute_metric(OURS[name], results)
+    assert measure.value is not None, measure.reason
+    return measure.value
 
 
-def test_bits_per_byte_use_bytes_of_the_gold_choice():
-    # 'né' has 3 bytes, '猫の木' 9: with -3 ln 2 and -4.5 ln 2 nats that are 1 and 0.5 bits per byte
-    first = of_texts(0, ['na', 'né'], [-1.0, -3 * math.log(2)], 1, [1, 1])
-    second = of_texts(1, ['猫の木', 'cat'], [-4.5 * math.log(2), -9.0], 0, [5, 1])
-    assert value('GoldBitsPerByte', first) == pytest.approx(1.0, rel=1e-14)
-    assert value('GoldBitsPerByte', second) == pytest.approx(0.5, rel=1e-14)
-    assert value('GoldBitsPerByte', first, second) == pytest.approx(0.75, rel=1e-14)  # pooled it were 7.5 / 12
+# 'né' has 3 bytes, '猫の木' 9: with -3 ln 2 and -4.5 ln 2 nats that are 1 and 0.5 bits per byte.
+ONE_BIT = of_texts(0, ['na', 'né'], [-1.0, -3 * math.log(2)], gold=1, tokens=[1, 1])
+HALF_A_BIT = of_texts(1, ['猫の木', 'cat'], [-4.5 * math.log(2), -9.0], gold=0, tokens=[5, 1])
+
+
+@pytest.mark.parametrize(
+    ('results', 'expected'),
+    [
+        ([ONE_BIT], 1.0),
+        ([HALF_A_BIT], 0.5),
+        ([ONE_BIT, HALF_A_BIT], 0.75),  # the mean over items; pooled it were 7.5 / 12
+    ],
+)
+def test_bits_per_byte_use_bytes_of_the_gold_choice(results, expected):
+    assert value('GoldBitsPerByte', *results) == pytest.approx(expected, rel=1e-14)
 
 
 def test_bits_per_byte_of_a_single_continuation():
-    results = [of_texts(0, ['Zürich'], [-7 * math.log(2)], 0, [2]), of_texts(1, ['Bern'], [0.0], 0, [1])]
-    found = task_score('t/0-shot', [gold_bits_per_byte()], results).accuracy
-    assert found.value == pytest.approx(0.5, rel=1e-14)  # 1 bit for each of 7 bytes, and none
-    assert found.standard_error == pytest.approx(0.5, rel=1e-14)
+    one_bit = of_texts(0, ['Zürich'], [-7 * math.log(2)], gold=0, tokens=[2])  # of 7 bytes
+    no_bit = of_texts(1, ['Bern'], [0.0], gold=0, tokens=[1])
+
+    measure = task_score('t/0-shot', [gold_bits_per_byte()], [one_bit, no_bit]).accuracy
+
+    assert measure.value == pytest.approx(0.5, rel=1e-14)
+    assert measure.standard_error == pytest.approx(0.5, rel=1e-14)
 
 
-def test_gold_probability_is_relative_to_all_choices():
-    first, second = of_shares(0, [0.2, 0.7, 0.1], 1), of_shares(1, [0.2, 0.7, 0.1], 2)
-    assert value('GoldProbability', first) == pytest.approx(0.7, rel=1e-12)
-    found = compute_metric(OURS['GoldProbability'], [first, second])
-    assert found.value == pytest.approx(0.4, rel=1e-12)
-    assert value('GoldProbability', item(0, [-2000.0, -2000.0, -3000.0])) == 0.5  # which are all 0 by themselves
+LIKELY = of_shares(0, [0.2, 0.7, 0.1], gold=1)
+UNLIKELY = of_shares(1, [0.2, 0.7, 0.1], gold=2)
+TINY = item(0, [-2000.0, -2000.0, -3000.0])  # probabilities that are 0 in floating point
+
+
+@pytest.mark.parametrize(
+    ('results', 'expected'),
+    [
+        ([LIKELY], 0.7),
+        ([LIKELY, UNLIKELY], 0.4),
+        ([TINY], 0.5),
+    ],
+)
+def test_gold_probability_is_relative_to_all_choices(results, expected):
+    assert value('GoldProbability', *results) == pytest.approx(expected, rel=1e-12)
 
 
 # With the same log-probability the longest is best: 8, 5 and 4 characters; 8, 10 and 4 bytes; 1, 2 and 4 tokens.
@@ -161,43 +220,62 @@ def test_the_best_choice_by_length_is_the_prediction_and_a_tie_scores_its_share(
     assert value(name, *results) == pytest.approx(1 / 3)
 
 
-def test_a_choice_without_text_counts_as_one_character():
-    result = of_texts(0, ['', 'abcd'], [-1.0, -4.4], 0, [0, 4])
-    for name in ('CharacterNormalizedMatch', 'ByteNormalizedMatch', 'TokenNormalizedMatch'):
-        assert value(name, result) == 1  # -1 against -1.1
-    assert value('GoldBitsPerByte', result) == pytest.approx(1 / math.log(2))
+EMPTY_CHOICE = of_texts(0, ['', 'abcd'], [-1.0, -4.4], gold=0, tokens=[0, 4])
 
 
-def test_the_calibration_error_by_hand():
-    results = [
-        of_shares(0, [0.85, 0.15], 0),  # the bin from 0.8: mean confidence 0.835, one of two right
-        of_shares(1, [0.18, 0.82], 0),
-        of_shares(2, [0.51, 0.27, 0.22], 0),  # the bin from 0.5: mean confidence 0.53, both right
-        of_shares(3, [0.25, 0.55, 0.2], 1),
-    ]
-    assert value('CalibrationError', *results) == pytest.approx((2 * 0.335 + 2 * 0.47) / 4, rel=1e-12)
-    # gaps cancel only within a bin: 3 of 4 right where the confidence is 0.75; then bins with gaps of -0.35 and 0.75
-    sure = [of_shares(row, [0.75, 0.25], int(row == 3)) for row in range(4)]
-    assert value('CalibrationError', *sure) == pytest.approx(0, abs=1e-15)
-    apart = of_shares(0, [0.65, 0.35], 0), of_shares(1, [0.75, 0.25], 1)
-    assert value('CalibrationError', *apart) == pytest.approx(0.55, rel=1e-12)
-    assert value('CalibrationError', item(0, [-3.0, -3.0], 1)) == 0  # tied choices: confidence 0.5, right by half
+@pytest.mark.parametrize('name', ['CharacterNormalizedMatch', 'ByteNormalizedMatch', 'TokenNormalizedMatch'])
+def test_a_choice_without_text_counts_as_one_character(name):
+    assert value(name, EMPTY_CHOICE) == 1  # -1 against -1.1
 
 
-def test_certainty_is_in_the_last_bin():
-    certain = item(0, [0.0, -1000.0], 0)
-    assert value('CalibrationError', certain) == 0
-    assert value('CalibrationError', item(0, [0.0, -1000.0], 1)) == 1
-    # one bin, in which half are right with a mean confidence of 0.98
-    assert value('CalibrationError', certain, of_shares(1, [0.96, 0.04], 1)) == pytest.approx(0.48)
+def test_a_gold_choice_without_text_has_one_byte():
+    assert value('GoldBitsPerByte', EMPTY_CHOICE) == pytest.approx(1 / math.log(2))
 
 
-def test_the_brier_score_is_between_0_and_2():
-    assert value('BrierScore', item(0, [0.0, -1000.0, -1000.0], 0)) == 0
-    assert value('BrierScore', item(0, [0.0, -1000.0, -1000.0], 2)) == 2
-    assert value('BrierScore', item(0, [-7.0] * 4, 3)) == pytest.approx(0.75**2 + 3 * 0.25**2, rel=1e-14)
-    assert value('BrierScore', of_shares(0, [0.6, 0.3, 0.1], 1)) == pytest.approx(0.36 + 0.49 + 0.01, rel=1e-12)
-    assert value('BrierScore', item(0, [0.0, -1000.0], 0), item(1, [0.0, -1000.0], 1)) == 1
+# Bins have a width of 0.1.
+CALIBRATION = {
+    'two bins': (
+        [
+            # From 0.8: mean confidence 0.835, one of two right.
+            of_shares(0, [0.85, 0.15], 0),
+            of_shares(1, [0.18, 0.82], 0),
+            # From 0.5: mean confidence 0.53, both right.
+            of_shares(2, [0.51, 0.27, 0.22], 0),
+            of_shares(3, [0.25, 0.55, 0.2], 1),
+        ],
+        (2 * 0.335 + 2 * 0.47) / 4,
+    ),
+    'gaps that cancel in a bin': ([of_shares(row, [0.75, 0.25], int(row == 3)) for row in range(4)], 0),
+    'gaps of -0.35 and 0.75 in two bins': ([of_shares(0, [0.65, 0.35], 0), of_shares(1, [0.75, 0.25], 1)], 0.55),
+    'tied choices: confidence 0.5, right by half': ([item(0, [-3.0, -3.0], 1)], 0),
+    'certain and right': ([item(0, [0.0, -1000.0], 0)], 0),
+    'certain and wrong': ([item(0, [0.0, -1000.0], 1)], 1),
+    # One bin, the last, in which half are right with a mean confidence of 0.98.
+    'certain and nearly': ([item(0, [0.0, -1000.0], 0), of_shares(1, [0.96, 0.04], 1)], 0.48),
+}
+
+
+@pytest.mark.parametrize('name', CALIBRATION)
+def test_the_calibration_error_by_hand(name):
+    results, expected = CALIBRATION[name]
+
+    assert value('CalibrationError', *results) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ('results', 'expected'),
+    [
+        # Certain and right; certain and wrong; and one of each.
+        ([item(0, [0.0, -1000.0, -1000.0], gold=0)], 0),
+        ([item(0, [0.0, -1000.0, -1000.0], gold=2)], 2),
+        ([item(0, [0.0, -1000.0], gold=0), item(1, [0.0, -1000.0], gold=1)], 1),
+        # Four alike.
+        ([item(0, [-7.0] * 4, gold=3)], 0.75**2 + 3 * 0.25**2),
+        ([of_shares(0, [0.6, 0.3, 0.1], gold=1)], 0.36 + 0.49 + 0.01),
+    ],
+)
+def test_the_brier_score_is_between_0_and_2(results, expected):
+    assert value('BrierScore', *results) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -217,33 +295,47 @@ def test_the_majority_class_scores_the_share_of_the_most_common_gold(golds: list
 
 def test_the_majority_class_is_found_by_category():
     golds = [('law', 0), ('law', 0), ('law', 1), ('physics', 1), ('physics', 1)]
-    results = [item(row, [-1.0, -1.0], gold, category=name) for row, (name, gold) in enumerate(golds)]
+    results = [item(row, [-1.0, -1.0], gold, category=category) for row, (category, gold) in enumerate(golds)]
+
     score = task_score('t/0-shot', [OURS['MajorityClass']], results)
+
     assert score.accuracy.value == pytest.approx((2 / 3 + 1) / 2)  # of all items the second class were 3 of 5
 
 
-def test_errors_are_those_of_the_values_of_items():
-    results = [
-        of_texts(row, TEXTS, logprobs, row % 3, TOKENS)
-        for row, logprobs in enumerate(
-            ([-6.0, -6.0, -6.0], [-4.0, -5.0, -2.0], [-4.0, -6.0, -12.0], [-9.0, -5.0, -1.0])
-        )
-    ]
-    for name, metric in OURS.items():
-        found = compute_metric(metric, results)
-        if name.startswith('Calibration'):  # values of items depend on each other
-            assert found.standard_error is None
-        elif name != 'MajorityClass':
-            values = [value(name, result) for result in results]
-            assert found.standard_error == pytest.approx(clustered_items.usual_error(values), rel=1e-12)
-            has_two_bounds = name.endswith('Match') or name in ('GoldProbability', 'BrierScore')
-            assert (found.spread.num_items is not None) == has_two_bounds  # Wilson's interval
+VARIED = [
+    of_texts(0, TEXTS, [-6.0, -6.0, -6.0], 0, TOKENS),
+    of_texts(1, TEXTS, [-4.0, -5.0, -2.0], 1, TOKENS),
+    of_texts(2, TEXTS, [-4.0, -6.0, -12.0], 2, TOKENS),
+    of_texts(3, TEXTS, [-9.0, -5.0, -1.0], 0, TOKENS),
+]
+CALIBRATED = ('CalibrationError', 'CalibrationBias')  # whose values of items depend on each other
+
+
+@pytest.mark.parametrize('name', sorted(OURS.keys() - {*CALIBRATED, 'MajorityClass'}))
+def test_errors_are_those_of_the_values_of_items(name):
+    measure = compute_metric(OURS[name], VARIED)
+
+    values = [value(name, result) for result in VARIED]
+    assert measure.standard_error == pytest.approx(clustered_items.usual_error(values), rel=1e-12)
+
+
+@pytest.mark.parametrize('name', CALIBRATED)
+def test_metrics_of_calibration_have_no_error(name):
+    assert compute_metric(OURS[name], VARIED).standard_error is None
+
+
+@pytest.mark.parametrize('name', sorted(OURS.keys() - {*CALIBRATED, 'MajorityClass'}))
+def test_metrics_with_two_bounds_have_wilsons_interval(name):
+    has_two_bounds = name.endswith('Match') or name in ('GoldProbability', 'BrierScore')
+
+    assert (compute_metric(OURS[name], VARIED).spread.num_items is not None) == has_two_bounds
 
 
 def absent(name: str, *results: ItemResult) -> str | None:
-    found = compute_metric(OURS[name], results)
-    assert (found.value, found.standard_error) == (None, None)
-    return found.reason
+    """Return the reason why a metric is absent."""
+    measure = compute_metric(OURS[name], results)
+    assert (measure.value, measure.standard_error) == (None, None)
+    return measure.reason
 
 
 @pytest.mark.parametrize('broken', [None, [math.nan, -1.0], [-1.0, -math.inf]])
@@ -264,11 +356,11 @@ def test_metrics_need_finite_log_probabilities_of_all_items(name: str, broken: l
     ],
 )
 def test_normalizations_need_the_lengths_of_all_choices(name: str, key: str):
-    known, unknown = item(0, [-1.0, -2.0]), item(1, [-1.0, -2.0], **{key: None})
-    reason = 'the lengths of choices are not known of 2 of 3 items'
-    assert absent(name, known, unknown, item(2, [-1.0, -2.0], **{key: None})) == reason
+    results = [item(0, [-1.0, -2.0]), item(1, [-1.0, -2.0], **{key: None}), item(2, [-1.0, -2.0], **{key: None})]
+
+    assert absent(name, *results) == 'the lengths of choices are not known of 2 of 3 items'
     for other in OURS.keys() - {'GoldBitsPerByte', 'ByteNormalizedMatch', name}:
-        assert compute_metric(OURS[other], [known, unknown]).value is not None
+        assert compute_metric(OURS[other], results).value is not None
 
 
 LOGPROBS = st.lists(st.floats(-50, 0), min_size=3, max_size=3)
@@ -277,19 +369,20 @@ LENGTHS = st.lists(st.integers(0, 30), min_size=3, max_size=3)
 
 @given(st.data())
 def test_the_order_of_items_changes_no_bit_of_any_metric(data):
-    parts = data.draw(st.lists(st.tuples(LOGPROBS, LENGTHS, st.integers(0, 2), st.integers(0, 3)), min_size=1))
+    rows = data.draw(st.lists(st.tuples(LOGPROBS, LENGTHS, st.integers(0, 2), st.integers(0, 3)), min_size=1))
     results = [
-        item(row, logprobs, gold, num_characters=tuple(lengths), num_bytes=tuple(2 * length for length in lengths))
-        for row, (logprobs, lengths, gold, _) in enumerate(parts)
+        item(
+            row,
+            logprobs,
+            gold,
+            num_characters=tuple(lengths),
+            num_bytes=tuple(2 * length for length in lengths),
+            cluster=f'{cluster:016x}',
+        )
+        for row, (logprobs, lengths, gold, cluster) in enumerate(rows)
     ]
-    results = [replace(result, cluster=f'{cluster:016x}') for result, (*_, cluster) in zip(results, parts, strict=True)]
     shuffled = data.draw(st.permutations(results))
     for metric in OURS.values():
-        one, other = compute_metric(metric, results), compute_metric(metric, shuffled)
-        assert one.value is not None
-        assert (one.value, one.standard_error) == (other.value, other.standard_error)
-
-
-def test_a_reason_about_a_single_item_is_singular():
-    assert plain((None, None)).accuracy.reason == '1 of 1 item unscored: nan'
-    assert plain((None, None), (1.0, None)).accuracy.reason == '1 of 2 items unscored: nan'
+        measure, of_shuffled = compute_metric(metric, results), compute_metric(metric, shuffled)
+        assert measure.value is not None
+        assert (measure.value, measure.standard_error) == (of_shuffled.value, of_shuffled.standard_error)
