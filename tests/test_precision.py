@@ -13,6 +13,7 @@ from command_line import run_cli
 from llmfoundry_gauntlet.cli.watch import training_settings
 from llmfoundry_gauntlet.config.settings import PrecisionTarget, decode_settings
 from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.evaluation.estimate import TargetEstimate
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_data
 from llmfoundry_gauntlet.evaluation.subsets import precision_plan, variance_factors
 
@@ -76,66 +77,111 @@ def error_of(taken: dict[str, int], labels: dict[str, float], case: str) -> floa
     [('gauntlet_average', dict.fromkeys(BASELINES, 0.25)), ('first', {'guess': 0.5, 'topics': 0.5})],
 )
 def test_the_error_of_the_average_is_as_much_above_that_of_all_items(settings, share, average, weights):
-    found = counts(load(settings, precision_target=f'{100 * share:g}% of {average}'))
-    ratios = [error_of(found, weights, case) / error_of(SIZES, weights, case) for case in CASES]
+    taken = counts(load(settings, precision_target=f'{100 * share:g}% of {average}'))
+
+    ratios = [error_of(taken, weights, case) / error_of(SIZES, weights, case) for case in CASES]
     assert 1 + share - 0.01 < max(ratios) < 1 + share + 0.01
-    assert share == 0.02 or found['extra'] < SIZES['extra']  # in no average: as if it weighed as the mean task
+    assert share == 0.02 or taken['extra'] < SIZES['extra']  # in no average: as if it weighed as the mean task
 
 
 def test_costly_tasks_and_those_that_matter_little_lose_most(settings):
-    found = counts(load(settings, precision_target='5%'))
-    assert found['tiny'] == SIZES['tiny']  # which determines the error
-    shares = {label: found[label] / size for label, size in SIZES.items()}
+    taken = counts(load(settings, precision_target='5%'))
+
+    shares = {label: taken[label] / size for label, size in SIZES.items()}
+    assert shares['tiny'] == 1  # which determines the error
     assert shares['write'] < 0.5 * shares['guess']
 
 
-def test_the_average_is_gauntlet_average_by_default_and_else_the_first(settings):
-    named = [counts(load(settings, precision_target=f'5%{name}')) for name in ('', ' of gauntlet_average', ' of first')]
-    assert named[0] == named[1] != named[2]
+def test_the_average_is_gauntlet_average_by_default(settings):
+    by_default, of_gauntlet_average, of_first = (
+        counts(load(settings, precision_target=target)) for target in ('5%', '5% of gauntlet_average', '5% of first')
+    )
+
+    assert by_default == of_gauntlet_average != of_first
+
+
+def test_without_a_gauntlet_average_the_first_average_is_meant(settings):
     gauntlet = {**settings['gauntlet'], 'averages': {'first': ['one'], 'second': ['two']}}
-    assert counts(load(settings, precision_target='5%', gauntlet=gauntlet)) == named[2]
+
+    taken = counts(load(settings, precision_target='5%', gauntlet=gauntlet))
+
+    assert taken == counts(load(settings, precision_target='5% of first'))
 
 
-def test_subsets_are_nested_and_the_same_for_any_order_of_rows(settings, tmp_path: Path):
-    few, more = (load(settings, precision_target=target) for target in ('20%', '5%'))
-    for key in few.examples:
-        assert {one.digest for one in few.asked(key)} <= {one.digest for one in more.asked(key)}
+def digests(data: EvaluationData) -> dict[str, set[str]]:
+    """Return the rows of each task that are asked, by their content."""
+    return {key: {example.digest for example in data.asked(key)} for key in data.examples}
+
+
+def test_subsets_are_nested(settings):
+    few, more = (digests(load(settings, precision_target=target)) for target in ('20%', '5%'))
+
+    assert all(few[key] <= more[key] for key in few)
+
+
+def test_subsets_are_the_same_for_any_order_of_rows(settings, tmp_path: Path):
     for path in Path(settings['data_root']).glob('*.jsonl'):
-        (tmp_path / path.name).write_text(''.join(f'{line}\n' for line in path.read_text().splitlines()[::-1]))
+        lines = path.read_text().splitlines()
+        (tmp_path / path.name).write_text(''.join(f'{line}\n' for line in reversed(lines)))
+
     turned = load(settings, precision_target='5%', data_root=str(tmp_path))
-    for key in more.examples:
-        assert {one.digest for one in turned.asked(key)} == {one.digest for one in more.asked(key)}
+
+    assert digests(turned) == digests(load(settings, precision_target='5%'))
 
 
 def test_the_variance_of_the_first_questions_by_hand():
-    # a: 1, then 2, then 2, of b: none, none, 1; so (1/2 + 1/1) / 4, and with a third of a (1/3 + 1) / 4
-    assert variance_factors([*'aaba']) == pytest.approx([*[math.inf] * 3, 1.5 / 4, (1 / 3 + 1) / 4])
+    # Of a there are 1, 2 and 2, of b none, none and 1: (1/2 + 1/1) / 4. With a third of a it is (1/3 + 1) / 4.
+    factors = variance_factors(['a', 'a', 'b', 'a'])
+
+    assert factors == pytest.approx([math.inf, math.inf, math.inf, 1.5 / 4, (1 / 3 + 1) / 4])
+
+
+def test_the_variance_of_the_first_questions_without_categories():
     assert variance_factors([None] * 3) == pytest.approx([math.inf, 1, 1 / 2, 1 / 3])
 
 
-def test_what_a_target_takes_and_gives(settings):
+SHARES = [0.02, 0.05, 0.1, 0.2]
+
+
+@pytest.fixture(scope='module')
+def estimates(settings) -> dict[float, TargetEstimate]:
+    """Return the estimates by share, where each question takes half a second."""
     data = load(settings)
     plan = precision_plan(data.suite.tasks, data.examples, data.suite.gauntlet)
-    found = {one.share: one for one in plan.estimates(dict.fromkeys(data.examples, 0.5))}
-    assert [*found] == [0.02, 0.05, 0.1, 0.2, 0.0]
+    return {estimate.share: estimate for estimate in plan.estimates(dict.fromkeys(data.examples, 0.5))}
+
+
+def test_what_all_items_take_and_give(estimates):
     weights = dict.fromkeys(BASELINES, 0.25)
-    whole = max(error_of(SIZES, weights, case) for case in CASES)
-    assert found[0.0].standard_error == pytest.approx(whole)
-    assert (found[0.0].num_items, found[0.0].seconds) == (sum(SIZES.values()), sum(SIZES.values()) / 2)
-    assert found[0.0].detectable == pytest.approx((1.95996 + 0.84162) * math.sqrt(2) * whole, rel=1e-5)
-    errors = [one.standard_error for one in found.values()]
-    items = [one.num_items for one in found.values()]
-    assert errors[:4] == sorted(errors[:4]) and items[:4] == sorted(items[:4], reverse=True)
+    error = max(error_of(SIZES, weights, case) for case in CASES)
+
+    of_all = estimates[0.0]
+
+    assert of_all.standard_error == pytest.approx(error)
+    assert of_all.num_items == sum(SIZES.values())
+    assert of_all.seconds == sum(SIZES.values()) / 2
+    assert of_all.detectable == pytest.approx((1.95996 + 0.84162) * math.sqrt(2) * error, rel=1e-5)
+
+
+def test_a_lower_precision_takes_fewer_items(estimates):
+    assert [*estimates] == [*SHARES, 0.0]
+    errors = [estimates[share].standard_error for share in SHARES]
+    items = [estimates[share].num_items for share in SHARES]
+    assert errors == sorted(errors)
+    assert items == sorted(items, reverse=True)
 
 
 @pytest.mark.parametrize(
     ('text', 'expected'),
-    [('5%', (0.05, None)), ('2.5 %', (0.025, None)), ('10% of core_average', (0.1, 'core_average'))],
+    [
+        ('5%', PrecisionTarget(share=0.05, average=None)),
+        ('2.5 %', PrecisionTarget(share=0.025, average=None)),
+        ('10% of core_average', PrecisionTarget(share=0.1, average='core_average')),
+    ],
 )
-def test_targets_are_shares_with_or_without_an_average(settings, text: str, expected):
-    for key in ('precision', 'precision_target'):
-        found = decode_settings({**settings, key: text})
-        assert found.precision == PrecisionTarget(share=expected[0], average=expected[1])
+@pytest.mark.parametrize('key', ['precision', 'precision_target'])
+def test_targets_are_shares_with_or_without_an_average(settings, key: str, text: str, expected):
+    assert decode_settings({**settings, key: text}).precision == expected
 
 
 def test_a_watch_takes_the_target_of_a_training_yaml(settings, tmp_path: Path):

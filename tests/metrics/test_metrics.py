@@ -180,7 +180,6 @@ def test_bits_per_byte_of_a_single_continuation():
 
 LIKELY = of_shares(0, [0.2, 0.7, 0.1], gold=1)
 UNLIKELY = of_shares(1, [0.2, 0.7, 0.1], gold=2)
-TINY = item(0, [-2000.0, -2000.0, -3000.0])  # probabilities that are 0 in floating point
 
 
 @pytest.mark.parametrize(
@@ -188,11 +187,14 @@ TINY = item(0, [-2000.0, -2000.0, -3000.0])  # probabilities that are 0 in float
     [
         ([LIKELY], 0.7),
         ([LIKELY, UNLIKELY], 0.4),
-        ([TINY], 0.5),
     ],
 )
 def test_gold_probability_is_relative_to_all_choices(results, expected):
     assert value('GoldProbability', *results) == pytest.approx(expected, rel=1e-12)
+
+
+def test_probabilities_that_are_0_by_themselves_are_still_relative():
+    assert value('GoldProbability', item(0, [-2000.0, -2000.0, -3000.0])) == 0.5
 
 
 # With the same log-probability the longest is best: 8, 5 and 4 characters; 8, 10 and 4 bytes; 1, 2 and 4 tokens.
@@ -247,9 +249,6 @@ CALIBRATION = {
     ),
     'gaps that cancel in a bin': ([of_shares(row, [0.75, 0.25], int(row == 3)) for row in range(4)], 0),
     'gaps of -0.35 and 0.75 in two bins': ([of_shares(0, [0.65, 0.35], 0), of_shares(1, [0.75, 0.25], 1)], 0.55),
-    'tied choices: confidence 0.5, right by half': ([item(0, [-3.0, -3.0], 1)], 0),
-    'certain and right': ([item(0, [0.0, -1000.0], 0)], 0),
-    'certain and wrong': ([item(0, [0.0, -1000.0], 1)], 1),
     # One bin, the last, in which half are right with a mean confidence of 0.98.
     'certain and nearly': ([item(0, [0.0, -1000.0], 0), of_shares(1, [0.96, 0.04], 1)], 0.48),
 }
@@ -263,19 +262,38 @@ def test_the_calibration_error_by_hand(name):
 
 
 @pytest.mark.parametrize(
-    ('results', 'expected'),
+    ('result', 'expected'),
     [
-        # Certain and right; certain and wrong; and one of each.
-        ([item(0, [0.0, -1000.0, -1000.0], gold=0)], 0),
-        ([item(0, [0.0, -1000.0, -1000.0], gold=2)], 2),
-        ([item(0, [0.0, -1000.0], gold=0), item(1, [0.0, -1000.0], gold=1)], 1),
-        # Four alike.
-        ([item(0, [-7.0] * 4, gold=3)], 0.75**2 + 3 * 0.25**2),
-        ([of_shares(0, [0.6, 0.3, 0.1], gold=1)], 0.36 + 0.49 + 0.01),
+        (item(0, [-3.0, -3.0], 1), 0),  # tied choices: confidence 0.5, right by half
+        (item(0, [0.0, -1000.0], 0), 0),  # certain and right
+        (item(0, [0.0, -1000.0], 1), 1),  # certain and wrong
     ],
 )
-def test_the_brier_score_is_between_0_and_2(results, expected):
-    assert value('BrierScore', *results) == pytest.approx(expected, rel=1e-12)
+def test_the_calibration_error_of_a_tie_and_of_certainty_is_exact(result, expected):
+    assert value('CalibrationError', result) == expected
+
+
+@pytest.mark.parametrize(
+    ('results', 'expected'),
+    [
+        ([item(0, [0.0, -1000.0, -1000.0], gold=0)], 0),  # right
+        ([item(0, [0.0, -1000.0, -1000.0], gold=2)], 2),  # wrong
+        ([item(0, [0.0, -1000.0], gold=0), item(1, [0.0, -1000.0], gold=1)], 1),  # one of each
+    ],
+)
+def test_the_brier_score_of_a_certain_model_is_exactly_0_or_2(results, expected):
+    assert value('BrierScore', *results) == expected
+
+
+@pytest.mark.parametrize(
+    ('result', 'expected'),
+    [
+        (item(0, [-7.0] * 4, gold=3), 0.75**2 + 3 * 0.25**2),  # four that are equally likely
+        (of_shares(0, [0.6, 0.3, 0.1], gold=1), 0.36 + 0.49 + 0.01),
+    ],
+)
+def test_the_brier_score_by_hand(result, expected):
+    assert value('BrierScore', result) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(
