@@ -17,8 +17,12 @@ TEMPLATE = (
 )
 GIVEN = {'chat_template_kwargs': {'enable_thinking': False}, 'system_prompt': 'Brief.', 'fewshot_as_turns': True}
 WORDS = (
-    *('--apply-chat-template', '--chat-template-kwargs', '{"enable_thinking": false}'),
-    *('--system-prompt', 'Brief.', '--fewshot-as-turns'),
+    '--apply-chat-template',
+    '--chat-template-kwargs',
+    '{"enable_thinking": false}',
+    '--system-prompt',
+    'Brief.',
+    '--fewshot-as-turns',
 )
 PROMPT = '[system]Brief.\n[user]{}\n[assistant]{}\n[user]{}\n[assistant]<think></think>'
 
@@ -42,8 +46,9 @@ def check_records(out: Path) -> None:
     config = json.loads((out / 'results.json').read_text())['config']
     assert config['apply_chat_template'] is True
     assert {name: config[name] for name in GIVEN} == GIVEN
-    samples = [json.loads(line) for line in (out / 'samples' / 't_1-shot.jsonl').read_text().splitlines()]
-    assert [sample['prompt'] for sample in samples] == [PROMPT.format('P', 'ash', 'Q'), PROMPT.format('Q', 'red', 'P')]
+    lines = (out / 'samples' / 't_1-shot.jsonl').read_text().splitlines()
+    prompts = [json.loads(line)['prompt'] for line in lines]
+    assert prompts == [PROMPT.format('P', 'ash', 'Q'), PROMPT.format('Q', 'red', 'P')]
 
 
 def own_yaml(model: Path) -> dict[str, Any]:
@@ -127,8 +132,14 @@ def test_explain_shows_messages_tokens_and_the_warning(gauntlet, model: Path, tm
     [
         (('--system-prompt', 'Brief.'), 'system_prompt: has no effect without apply_chat_template: true'),
         (('--fewshot-as-turns',), 'fewshot_as_turns: has no effect without apply_chat_template: true'),
-        ((*WORDS[:2], '{oops'), "chat_template_kwargs: is '{oops', which is not JSON"),
-        ((*WORDS[:2], '[1]'), 'chat_template_kwargs: is a list; allowed: a mapping'),
+        (
+            ('--apply-chat-template', '--chat-template-kwargs', '{oops'),
+            "chat_template_kwargs: is '{oops', which is not JSON",
+        ),
+        (
+            ('--apply-chat-template', '--chat-template-kwargs', '[1]'),
+            'chat_template_kwargs: is a list; allowed: a mapping',
+        ),
     ],
 )
 @pytest.mark.parametrize('command', ['run', 'export', 'explain', 'watch'])

@@ -53,7 +53,9 @@ VALUES = {
     ),
     'logiqa-en': (
         'passage',
-        *(f'Six cooks {names} work.' for names in ('F, G, H, I, J, and K', 'F, G, H, I, J, and L', 'A')),
+        'Six cooks F, G, H, I, J, and K work.',
+        'Six cooks F, G, H, I, J, and L work.',
+        'Six cooks A work.',
     ),
     'bigbench_strange_stories': (
         'query',

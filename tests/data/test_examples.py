@@ -40,13 +40,27 @@ def problems(folder, kind: str, **keys) -> list[str]:
     return [line.replace(f'{folder}/', '') for line in raised.value.problems]
 
 
-def test_rows_keep_line_numbers_and_top_level_strings_are_stripped(write_jsonl, tmp_path):
-    write_jsonl('rows.jsonl', [{**ROW, 'query': ' Sky? ', 'category': 'x'}, '', {**ROW, 'choices': [' blue', 'green']}])
-    first, second = read(tmp_path, 'multiple_choice')
-    assert (first.row, second.row) == (0, 2)
-    assert (first.content.query, first.category) == ('Sky?', None)
-    assert second.content.choices == (' blue', 'green')
-    assert read(tmp_path, 'multiple_choice', strip_dataset=False)[0].content.query == ' Sky? '
+def test_rows_keep_line_numbers(write_jsonl, tmp_path):
+    write_jsonl('rows.jsonl', [ROW, '', ROW])
+    assert [example.row for example in read(tmp_path, 'multiple_choice')] == [0, 2]
+
+
+def test_a_category_is_read_only_if_the_task_has_categories(write_jsonl, tmp_path):
+    write_jsonl('rows.jsonl', [{**ROW, 'category': 'x'}])
+    (without,) = read(tmp_path, 'multiple_choice')
+    (example,) = read(tmp_path, 'multiple_choice', has_categories=True)
+    assert (without.category, example.category) == (None, 'x')
+
+
+def test_top_level_strings_are_stripped_unless_the_task_says_otherwise(write_jsonl, tmp_path):
+    write_jsonl('rows.jsonl', [{**ROW, 'query': ' Sky? ', 'choices': [' blue', 'green']}])
+
+    (stripped,) = read(tmp_path, 'multiple_choice')
+    (unchanged,) = read(tmp_path, 'multiple_choice', strip_dataset=False)
+
+    assert stripped.content.query == 'Sky?'
+    assert unchanged.content.query == ' Sky? '
+    assert stripped.content.choices == unchanged.content.choices == (' blue', 'green')
 
 
 def test_malformed_rows_are_listed_with_file_and_line(write_jsonl, tmp_path):
@@ -84,7 +98,9 @@ def test_malformed_rows_are_listed_with_file_and_line(write_jsonl, tmp_path):
         ('schema', [{**SCHEMA, 'gold': -1}], {}, 'rows.jsonl:1: gold is -1 but there are 2 choices (0..1)'),
         ('language_modeling', [{**PASSAGE, 'continuation': ' '}], {}, 'rows.jsonl:1: continuation is empty'),
         (
-            *('language_modeling', [{**PASSAGE, 'category': 'sums'}, PASSAGE], {'has_categories': True}),
+            'language_modeling',
+            [{**PASSAGE, 'category': 'sums'}, PASSAGE],
+            {'has_categories': True},
             "rows.jsonl:2: the key 'category' is missing; found: context, continuation",
         ),
     ],
@@ -152,11 +168,13 @@ def test_subsets_are_nested(categories, counts):
 @given(categories=CATEGORIES, count=COUNTS)
 def test_categories_are_sampled_in_proportion(categories, count):
     """Each category's number is within half an item of the same share."""
-    taken = Counter(example.category for example in subset(examples(categories), count))
-    sizes = Counter(categories)
-    lowest = max(((taken[category] - 0.5) / size for category, size in sizes.items()), default=0)
-    highest = min(((taken[category] + 0.5) / size for category, size in sizes.items()), default=0)
-    assert lowest <= highest + 1e-12
+    num_taken = Counter(example.category for example in subset(examples(categories), count))
+    num_rows = Counter(categories)
+
+    # The shares that each category allows; one share is in the ranges of all.
+    least_shares = [(num_taken[category] - 0.5) / size for category, size in num_rows.items()]
+    most_shares = [(num_taken[category] + 0.5) / size for category, size in num_rows.items()]
+    assert max(least_shares, default=0) <= min(most_shares, default=0) + 1e-12
 
 
 @given(categories=CATEGORIES, count=COUNTS, seed=st.integers(0, 5))

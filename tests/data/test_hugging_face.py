@@ -87,13 +87,25 @@ def test_columns_are_joined_by_a_space_and_stripped_as_in_llm_foundry(write_json
     assert [row.content.context for row in found] == [' two and two   0.5 True', ' b 1000000000.0 False']
 
 
-def test_lists_and_gold_numbers_keep_their_types_and_nulls_are_absent(write_jsonl, tmp_path):
+def test_lists_and_gold_numbers_keep_their_types(write_jsonl, tmp_path):
     rows = [{'q': 'Sky?', 'hint': 'Look up.', 'options': ['blue', ' red'], 'label': 0, 'topic': 3}]
     write_jsonl('quiz/test.jsonl', rows)
-    parsing = {'query': ['hint', 'q'], 'choices': ['options'], 'gold': ['label'], 'category': ['topic']}
+    parsing = {
+        'query': ['hint', 'q'],
+        'choices': ['options'],
+        'gold': ['label'],
+        'category': ['topic'],
+    }
+
     (example,) = read(tmp_path, 'multiple_choice', 'hf://./quiz', has_categories=True, hf_parsing_map=parsing)
-    assert (example.content.query, example.content.choices) == ('Look up. Sky?', ('blue', ' red'))
-    assert (example.content.gold, type(example.content.gold), example.category) == (0, int, '3')
+
+    assert example.content.query == 'Look up. Sky?'
+    assert example.content.choices == ('blue', ' red')
+    assert example.content.gold == 0 and type(example.content.gold) is int
+    assert example.category == '3'
+
+
+def test_null_columns_are_absent(write_jsonl, tmp_path):
     rows = [
         {'q': 'Capital?', 'a': 'Rome', 'also': ['Roma', 'rome'], 'why': None},
         {'q': 'River?', 'a': 'Po', 'also': None, 'why': None},
@@ -101,9 +113,11 @@ def test_lists_and_gold_numbers_keep_their_types_and_nulls_are_absent(write_json
     ]
     write_jsonl('facts/test.jsonl', rows)
     parsing = {'context': ['q'], 'answer': ['a'], 'aliases': ['also'], 'chain_of_thought': ['why']}
-    found = read(tmp_path, 'generation_task_with_answers', 'hf://./facts', hf_parsing_map=parsing)
-    assert [row.content.golds for row in found] == [('Rome', 'Roma', 'rome'), ('Po',), ('No',)]
-    assert [row.content.chain_of_thought for row in found] == [None, None, 'It is not.']
+
+    examples = read(tmp_path, 'generation_task_with_answers', 'hf://./facts', hf_parsing_map=parsing)
+
+    assert [example.content.golds for example in examples] == [('Rome', 'Roma', 'rome'), ('Po',), ('No',)]
+    assert [example.content.chain_of_thought for example in examples] == [None, None, 'It is not.']
 
 
 def test_folders_are_relative_to_data_root_then_the_working_directory(write_jsonl, tmp_path, monkeypatch):
@@ -210,10 +224,21 @@ def script_of(marker: Path) -> bytes:
 @pytest.mark.parametrize(
     ('uri', 'name', 'data_files'),
     [
-        *((uri, 'quiz.py', None) for uri in ('hf://./quiz', 'hf://quiz', 'hf://quiz/quiz.py', 'hf://quiz/../quiz')),
-        *(('hf://./quiz', name, None) for name in ('test.pkl', 'deep/test.pickle', 'test.pkl.tar.gz')),
+        # Loading scripts.
+        ('hf://./quiz', 'quiz.py', None),
+        ('hf://quiz', 'quiz.py', None),
+        ('hf://quiz/quiz.py', 'quiz.py', None),
+        ('hf://quiz/../quiz', 'quiz.py', None),
+        # Pickles, also in archives.
+        ('hf://./quiz', 'test.pkl', None),
+        ('hf://./quiz', 'deep/test.pickle', None),
+        ('hf://./quiz', 'test.pkl.tar.gz', None),
         ('hf://./quiz', 'test.pkl', 'test.pkl'),
-        *((f'hf://{builder}', 'test.pkl', 'quiz/test.pkl') for builder in ('json', 'pandas', 'webdataset', 'xml')),
+        # Builders by name: json reads no pickle, the others may run code.
+        ('hf://json', 'test.pkl', 'quiz/test.pkl'),
+        ('hf://pandas', 'test.pkl', 'quiz/test.pkl'),
+        ('hf://webdataset', 'test.pkl', 'quiz/test.pkl'),
+        ('hf://xml', 'test.pkl', 'quiz/test.pkl'),
         ('hf://./quiz', 'test.tar', None),
     ],
 )

@@ -45,10 +45,10 @@ SCORE_FILES = {
     'agieval': 'score/agieval_v1/sat-en.jsonl',
     'math': 'score/hendrycks_math/algebra.jsonl',
 }
-OTHERS: tuple[Any, ...] = (
-    *(None, True, 0, 1, 2, -1, 10, 1.0, 1e300, 10**4000, float('nan'), float('inf'), '', ' ', '0', 'A', 'x' * 20_000),
-    *([], [''], ['x'], ['x', 'y'], [1, 2], [None], {}, {'a': 1}, [['x'], ['y']], '\u2028', '\0', '\ud800', '\ufeff'),
-)
+NUMBERS = (0, 1, 2, -1, 10, 1.0, 1e300, 10**4000, float('nan'), float('inf'))
+STRINGS = ('', ' ', '0', 'A', 'x' * 20_000, '\u2028', '\0', '\ud800', '\ufeff')
+LISTS = ([], [''], ['x'], ['x', 'y'], [1, 2], [None], [['x'], ['y']])
+OTHERS: tuple[Any, ...] = (None, True, *NUMBERS, *STRINGS, *LISTS, {}, {'a': 1})
 OF_LINES = ('JSON', 'UTF-8', 'digits', 'surrogate', ' choices')  # in errors that name no key
 
 

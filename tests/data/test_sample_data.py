@@ -58,11 +58,14 @@ def test_file_names_of_the_manifest_are_unique():
 
 
 def test_the_manifest_and_the_sample_data_have_the_files_of_the_tasks_and_of_score():
-    expected = {(label, task['dataset_uri']) for label, task in TASKS.items()}
-    expected |= {(label, path) for label, dataset in SCORE_TASKS.items() for path in SCORE_FILES[dataset]}
+    files_of_tasks = {(label, task['dataset_uri']) for label, task in TASKS.items()}
+    files_of_score = {(label, path) for label, dataset in SCORE_TASKS.items() for path in SCORE_FILES[dataset]}
+    expected = files_of_tasks | files_of_score
+    assert (len(files_of_tasks), len(files_of_score)) == (57, 15)
+
+    sample_paths = {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob('*.jsonl')}
     assert {(file.task, file.path) for file in read_manifest()} == expected
-    assert {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob('*.jsonl')} == {path for _, path in expected}
-    assert len(expected) == len(FILES) + 15 == 57 + 15
+    assert sample_paths == {path for _, path in expected}
 
 
 def test_gauntlet_files_have_the_git_blob_id_of_llm_foundry():

@@ -42,16 +42,27 @@ def test_mmlu_pro_rows_have_their_category_as_topic_and_the_index_as_gold(write_
 
 def test_agieval_option_letters_are_removed_as_in_the_reference(write_jsonl, tmp_path):
     """lm-eval 0.4.13 cuts 3 characters of '(A)', 2 of 'A ' and 3 of 'A? ' and keeps all else, a space too."""
-    options = ['(A)one', '(C) two', 'C three', 'D? four']
-    passage = {**SAT, 'passage': 'Once.\n', 'options': [*options, 'E.five'], 'label': 'E'}
-    write_jsonl('score/agieval_v1/sat-en.jsonl', [SAT, passage, {**SAT, 'passage': None}])
-    rows = read_score_rows(task_of('agieval', subsets='sat-en').spec, tmp_path)
-    assert [(row.row, row.file, row.category) for row in rows.examples] == [(n, 'sat-en', 'sat-en') for n in range(3)]
-    assert [row.content for row in rows.examples] == [
-        LetteredQuestion('How many?', ('1', ' 2', '3', '4'), 2),
-        LetteredQuestion('Once.\nQ: How many?', ('one', ' two', 'three', 'four', 'E.five'), 4),
-        LetteredQuestion('How many?', ('1', ' 2', '3', '4'), 2),
-    ]
+    options = ['(A)one', '(C) two', 'C three', 'D? four', 'E.five']
+    write_jsonl('score/agieval_v1/sat-en.jsonl', [{**SAT, 'options': options, 'label': 'E'}])
+
+    (example,) = read_score_rows(task_of('agieval', subsets='sat-en').spec, tmp_path).examples
+
+    assert (example.row, example.file, example.category) == (0, 'sat-en', 'sat-en')
+    assert example.content == LetteredQuestion('How many?', ('one', ' two', 'three', 'four', 'E.five'), 4)
+
+
+@pytest.mark.parametrize(
+    ('changes', 'text'),
+    [
+        ({}, 'How many?'),
+        ({'passage': None}, 'How many?'),
+        ({'passage': 'Once.\n'}, 'Once.\nQ: How many?'),
+    ],
+)
+def test_an_agieval_question_follows_its_passage(write_jsonl, tmp_path, changes: dict[str, Any], text: str):
+    write_jsonl('score/agieval_v1/sat-en.jsonl', [{**SAT, **changes}])
+    (example,) = read_score_rows(task_of('agieval', subsets='sat-en').spec, tmp_path).examples
+    assert example.content == LetteredQuestion(text, ('1', ' 2', '3', '4'), 2)
 
 
 def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
@@ -64,7 +75,11 @@ def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
     ]
     assert rows.examples[0].content == MathQuestion('1+1?', r'It is $\boxed{2}$.')
     assert rows.absent == (
-        *('counting_and_probability', 'intermediate_algebra', 'number_theory', 'prealgebra', 'precalculus'),
+        'counting_and_probability',
+        'intermediate_algebra',
+        'number_theory',
+        'prealgebra',
+        'precalculus',
     )
 
 
