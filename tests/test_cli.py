@@ -136,48 +136,88 @@ def test_missing_unknown_and_own_data_files_are_listed(gauntlet: Gauntlet, write
 # run
 
 
-def test_samples_hold_prompts_and_choices_if_asked(gauntlet: Gauntlet, write_jsonl, tmp_path: Path):
-    """The prompt has as many of the three shots as fit into 24 tokens."""
+@pytest.fixture
+def run_of_even(gauntlet: Gauntlet, write_jsonl, tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that evaluates a task without and with 3 shots, and its variants, and returns the folder."""
     write_jsonl('rows.jsonl', [{'query': f'Is {n} even?', 'choices': ['yes', 'no'], 'gold': n % 2} for n in range(6)])
     task = {'label': 'even', 'dataset_uri': 'rows.jsonl', 'icl_task_type': 'multiple_choice', 'num_fewshot': [0, 3]}
+    score = {'dataset': 'even', 'perturbations': ['option_order']}
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))
-    (tmp_path / 'score.yaml').write_text(json.dumps({'score': {'dataset': 'even', 'perturbations': ['option_order']}}))
-    words = ['--tasks', tmp_path / 'tasks.yaml', '--score', tmp_path / 'score.yaml', '--data-root', tmp_path]
-    for name, more in (('with', ['--log-prompts']), ('without', [])):
-        status, out, _ = gauntlet('run', *words, *ON_CPU, '--max-seq-len', '24', '--out', tmp_path / name, *more)
+    (tmp_path / 'score.yaml').write_text(json.dumps({'score': score}))
+
+    def run(name: str, *options: str) -> Path:
+        words = ['--tasks', tmp_path / 'tasks.yaml', '--score', tmp_path / 'score.yaml', '--data-root', tmp_path]
+        words += ['--max-seq-len', '24', '--out', tmp_path / name]
+        status, out, _ = gauntlet('run', *ON_CPU, *words, *options)
         assert status == 0
         record = json.loads((tmp_path / name / 'results.json').read_text())
         accuracy = record['tasks']['even/0-shot']['metrics']['InContextLearningMultipleChoiceAccuracy']['value']
         assert 'even/0-shot' in out and f'{accuracy:.3f}' in out
-    found = {}
+        return tmp_path / name
+
+    return run
+
+
+def samples_in(folder: Path, task: str) -> list[dict[str, Any]]:
+    """Return the lines of a task's file of samples."""
+    lines = (folder / 'samples' / f'{task}.jsonl').read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_samples_hold_prompts_and_choices_if_asked(run_of_even: Callable[..., Path]):
+    without, with_prompts = run_of_even('without'), run_of_even('with', '--log-prompts')
+
     for task in ('even_0-shot', 'even_3-shot', 'score_even_0-shot'):
-        found[task], plain = (
-            [json.loads(line) for line in (tmp_path / name / 'samples' / f'{task}.jsonl').read_text().splitlines()]
-            for name in ('with', 'without')
-        )
-        assert [{key: one[key] for key in one if key not in ('prompt', 'choices')} for one in found[task]] == plain
-        for one in found[task]:
-            assert hashlib.sha256(one['prompt'].encode()).hexdigest() == one['prompt_sha256']
-    assert [one['prompt'] for one in found['even_0-shot']] == [f'Is {n} even?' for n in range(6)]
-    assert found['even_0-shot'][0]['choices'] == ['yes', 'no']
-    shots = [(one['prompt'].count('?') - 1, one['num_shots']) for one in found['even_3-shot']]
-    assert all(counted == recorded < 3 for counted, recorded in shots) and max(shots) > (0, 0)
-    assert all('even?' in one['prompt'] and 'A' in one['prompt'] for one in found['score_even_0-shot'])
+        samples = samples_in(with_prompts, task)
+        for sample in samples:
+            assert hashlib.sha256(sample.pop('prompt').encode()).hexdigest() == sample['prompt_sha256']
+            sample.pop('choices', None)  # which a generation has none of
+        assert samples == samples_in(without, task)
 
 
-def test_without_tasks_run_evaluates_the_named_part_of_the_gauntlet(gauntlet: Gauntlet, tmp_path: Path):
+def test_prompts_in_samples_are_those_that_were_asked(run_of_even: Callable[..., Path]):
+    """Of three shots a prompt has as many as fit into 24 tokens."""
+    folder = run_of_even('with', '--log-prompts')
+
+    without_shots = samples_in(folder, 'even_0-shot')
+    assert [sample['prompt'] for sample in without_shots] == [f'Is {n} even?' for n in range(6)]
+    assert without_shots[0]['choices'] == ['yes', 'no']
+
+    with_shots = samples_in(folder, 'even_3-shot')
+    num_recorded = [sample['num_shots'] for sample in with_shots]
+    assert [sample['prompt'].count('?') - 1 for sample in with_shots] == num_recorded
+    assert 0 < max(num_recorded) < 3
+
+    for sample in samples_in(folder, 'score_even_0-shot'):
+        assert 'even?' in sample['prompt'] and 'A' in sample['prompt']
+
+
+@pytest.fixture
+def record_of(gauntlet: Gauntlet, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Return a function that runs a part of the Gauntlet and returns the record."""
+
+    def run(*words: str) -> dict[str, Any]:
+        small = ('--max-seq-len', '64', '--subset-items', '2', '--out', tmp_path / 'out')
+        assert gauntlet('run', *ON_CPU, '--data-root', DATA, *small, *words)[0] == 0
+        return json.loads((tmp_path / 'out' / 'results.json').read_text())
+
+    return run
+
+
+def test_without_tasks_run_evaluates_the_named_part_of_the_gauntlet(record_of: Callable[..., dict[str, Any]]):
     """commonsense_reasoning is not whole, so that its category and the averages are left out."""
-
-    def record_of(*words: str) -> dict[str, Any]:
-        words += ('--max-seq-len', '64', '--subset-items', '2', '--out', str(tmp_path / words[1]), '--overwrite')
-        assert gauntlet('run', *ON_CPU, '--data-root', DATA, *words)[0] == 0
-        return json.loads((tmp_path / words[1] / 'results.json').read_text())
-
     record = record_of('--only', 'copa, world_knowledge', '--missing', 'skip')
+
     assert len(record['tasks']) == 8 and {'copa/0-shot', 'mmlu/10-shot'} < record['tasks'].keys()
-    assert list(record['composites']['categories']) == ['world_knowledge'] and record['composites']['averages'] == {}
+    assert list(record['composites']['categories']) == ['world_knowledge']
+    assert record['composites']['averages'] == {}
+
+
+def test_tasks_of_the_gauntlet_run_with_another_number_of_shots(record_of: Callable[..., dict[str, Any]]):
     record = record_of('--only', 'copa/0-shot', '--num-fewshot', '3')
-    assert list(record['tasks']) == ['copa/3-shot'] and record['composites'] is None
+
+    assert list(record['tasks']) == ['copa/3-shot']
+    assert record['composites'] is None
 
 
 LONG, LONG_PATH = 'x' * 300, 'x' * 5000

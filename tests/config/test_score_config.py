@@ -42,13 +42,25 @@ def problems_of(score: Any, tasks: Any = None) -> list[str]:
 
 def test_defaults_are_those_of_the_papers_reference():
     (spec,) = specs_of([{'dataset': 'agieval'}])
-    assert (spec.perturbations, spec.applied) == (None, ('option_order', 'prompt', 'non_greedy'))
-    assert (spec.subsets, spec.answers, spec.seeds, spec.temperature) == (None, 'generate', (1, 2, 3, 4, 5), 0.7)
-    assert (spec.max_new_tokens, spec.prompts, spec.chat_template) == (1024, None, 'auto')
-    assert (spec.answer_extraction, spec.fix_table, spec.subset_items) == ('tolerant', None, None)
+
+    assert spec == ScoreSpec(
+        dataset='agieval',
+        perturbations=None,
+        subsets=None,
+        answers='generate',
+        seeds=(1, 2, 3, 4, 5),
+        temperature=0.7,
+        max_new_tokens=1024,
+        prompts=None,
+        chat_template='auto',
+        answer_extraction='tolerant',
+        fix_table=None,
+        subset_items=None,
+    )
+    assert spec.applied == ('option_order', 'prompt', 'non_greedy')
 
 
-def test_all_keys_can_be_given_and_single_values_for_lists():
+def test_all_keys_can_be_given():
     entry = {
         'dataset': 'math',
         'perturbations': ['non_greedy', 'prompt'],
@@ -64,11 +76,14 @@ def test_all_keys_can_be_given_and_single_values_for_lists():
         'subset_items': 1,
     }
     (spec,) = specs_of([entry])
-    assert spec == ScoreSpec(
-        **{**entry, **{name: tuple(entry[name]) for name in ('perturbations', 'subsets', 'seeds')}}
-    )
+
+    lists = {name: tuple(value) for name, value in entry.items() if isinstance(value, list)}
+    assert spec == ScoreSpec(**{**entry, **lists})
     assert spec.applied == ('prompt', 'non_greedy')  # in the paper's order
     assert isinstance(spec.temperature, float)
+
+
+def test_single_values_may_stand_for_lists():
     (spec,) = specs_of([{'dataset': 'agieval', 'perturbations': 'prompt', 'subsets': 'sat-en', 'seeds': 3}])
     assert (spec.perturbations, spec.subsets, spec.seeds) == (('prompt',), ('sat-en',), (3,))
 
@@ -225,8 +240,22 @@ def test_a_dataset_whose_task_name_is_taken_is_refused():
     assert len(load_suite(tasks, None, [{'dataset': 'arc'}]).tasks) == 4
 
 
-def test_our_own_files_load():
-    found = {path.stem: load_suite(None, None, path).tasks for path in (ROOT / 'yamls' / 'score').iterdir()}
-    sizes = {'agieval': 1, 'base_models': 2, 'demo': 3, 'math': 1, 'mmlu_pro': 1}
-    assert {name: len(tasks) for name, tasks in found.items()} == sizes
-    assert {task.spec.answers for task in found['base_models']} == {'likelihood'}
+OUR_FILES = [  # the name, the number of datasets, and how they are answered
+    ('agieval', 1, {'generate'}),
+    ('base_models', 2, {'likelihood'}),
+    ('demo', 3, None),
+    ('math', 1, {'generate'}),
+    ('mmlu_pro', 1, {'generate'}),
+]
+
+
+@pytest.mark.parametrize(('name', 'num_datasets', 'answers'), OUR_FILES)
+def test_our_own_files_load(name: str, num_datasets: int, answers: set[str] | None):
+    tasks = load_suite(None, None, ROOT / 'yamls' / 'score' / f'{name}.yaml').tasks
+
+    assert len(tasks) == num_datasets
+    assert answers is None or {task.spec.answers for task in tasks} == answers
+
+
+def test_each_of_our_own_files_is_tested():
+    assert {path.stem for path in (ROOT / 'yamls' / 'score').iterdir()} == {name for name, *_ in OUR_FILES}
