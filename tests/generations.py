@@ -55,10 +55,17 @@ def request(row: int, context: Sequence[int], max_new_tokens: int, *, sample: in
 def mixed_requests(**more: Any) -> list[GenerateRequest]:
     """Prompts of 1 to 39 tokens and generations of 1 to 12, one prompt four times and one twice."""
     rng = np.random.default_rng(1)
-    shapes = [(39, 5), (1, 12), (17, 1), (6, 9), (23, 4), (3, 7), (12, 10), (30, 2)]
-    found = [request(row, networks.draw(rng, length), count, **more) for row, (length, count) in enumerate(shapes)]
-    found[4:4] = [request(3, found[3].context, count, sample=n, **more) for n, count in ((1, 9), (2, 3), (3, 6))]
-    return [*found, request(7, found[-1].context, 8, sample=1, **more)]
+    lengths_and_limits = [(39, 5), (1, 12), (17, 1), (6, 9), (23, 4), (3, 7), (12, 10), (30, 2)]
+    firsts = []
+    for row, (length, max_new_tokens) in enumerate(lengths_and_limits):
+        firsts.append(request(row, networks.draw(rng, length), max_new_tokens, **more))
+
+    # More samples follow the first of their prompt.
+    of_row_3 = []
+    for sample, max_new_tokens in ((1, 9), (2, 3), (3, 6)):
+        of_row_3.append(request(3, firsts[3].context, max_new_tokens, sample=sample, **more))
+    of_row_7 = request(7, firsts[7].context, 8, sample=1, **more)
+    return [*firsts[:4], *of_row_3, *firsts[4:], of_row_7]
 
 
 def batch_of(requests: Sequence[GenerateRequest], num_slots: int = 4, tokens_per_batch: int = 100) -> ContinuousBatch:
@@ -77,16 +84,16 @@ def run(
     generator: TextGenerator, requests: Sequence[GenerateRequest], num_slots: int = 4, **more: Any
 ) -> list[Generation]:
     """Return the generations of one batch."""
-    found = generator.run(batch_of(requests, num_slots, **more))
-    assert [one.key for one in found] == [one.key for one in requests]
-    return found
+    generations = generator.run(batch_of(requests, num_slots, **more))
+    assert [generation.key for generation in generations] == [request.key for request in requests]
+    return generations
 
 
 def texts(generator: TextGenerator, requests: Sequence[GenerateRequest], num_slots: int = 4, **more: Any) -> list[str]:
     """Return the texts of generations, which must all be finite."""
-    found = run(generator, requests, num_slots, **more)
-    assert all(one.is_finite for one in found)
-    return [one.text for one in found]
+    generations = run(generator, requests, num_slots, **more)
+    assert all(generation.is_finite for generation in generations)
+    return [generation.text for generation in generations]
 
 
 def generated_alone(model: Any, requests: Sequence[GenerateRequest], hidden: int = -1) -> list[list[int]]:
@@ -96,22 +103,24 @@ def generated_alone(model: Any, requests: Sequence[GenerateRequest], hidden: int
     """
     model.generation_config.eos_token_id = None
     model.generation_config.use_cache = model.config.model_type != 'mamba'  # whose cache is wrong after a single token
-    longest: dict[bytes, list[int]] = {}
-    for one in sorted(requests, key=lambda one: -one.max_new_tokens):
-        if one.context.tobytes() not in longest:
-            ids = torch.from_numpy(one.context).long()[None]
-            settings = {'max_new_tokens': one.max_new_tokens, 'do_sample': False, 'pad_token_id': 0}
+    # A shorter generation for the same prompt is the beginning of the longest one.
+    longest_by_prompt: dict[bytes, list[int]] = {}
+    for request in sorted(requests, key=lambda request: -request.max_new_tokens):
+        prompt = request.context.tobytes()
+        if prompt not in longest_by_prompt:
+            ids = torch.from_numpy(request.context).long()[None]
+            settings = {'max_new_tokens': request.max_new_tokens, 'do_sample': False, 'pad_token_id': 0}
             output = model.generate(ids, attention_mask=(ids != hidden).long(), **settings)
-            longest[one.context.tobytes()] = output[0, ids.shape[1] :].tolist()
-    return [longest[one.context.tobytes()][: one.max_new_tokens] for one in requests]
+            longest_by_prompt[prompt] = output[0, ids.shape[1] :].tolist()
+    return [longest_by_prompt[request.context.tobytes()][: request.max_new_tokens] for request in requests]
 
 
-def by_bare_forwards(logits: Callable[[list[int]], torch.Tensor], one: GenerateRequest) -> list[int]:
+def by_bare_forwards(logits: Callable[[list[int]], torch.Tensor], request: GenerateRequest) -> list[int]:
     """Return the most probable tokens by bare forwards of the whole row, of which `logits` returns the last logits."""
-    ids = one.context.tolist()
-    for _ in range(one.max_new_tokens):
+    ids = request.context.tolist()
+    for _ in range(request.max_new_tokens):
         ids.append(int(logits(ids).argmax()))
-    return ids[len(one.context) :]
+    return ids[len(request.context) :]
 
 
 def until(ids: Sequence[int], end: int) -> list[int]:

@@ -103,14 +103,24 @@ def test_requests_have_everything_an_engine_needs(settings: dict[str, Any]):
 
 def test_token_limits_follow_the_longest_right_answer_of_a_category(write_jsonl, tmp_path: Path, character_tokenizer):
     """bos and the answer's characters; without a tokenizer half of the characters."""
-    rows = [{'context': f'{answer}?', 'answer': answer, 'category': answer[0]} for answer in ('aa', 'a', 'bbbbb', 'b')]
+    answers = ('aa', 'a', 'bbbbb', 'b')
+    rows = [{'context': f'{answer}?', 'answer': answer, 'category': answer[0]} for answer in answers]
     write_jsonl('rows.jsonl', rows)
-    kind = {'icl_task_type': 'generation_task_with_answers', 'has_categories': True}
-    task = {'label': 'letters', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], **kind}
+    task = {
+        'label': 'letters',
+        'dataset_uri': 'rows.jsonl',
+        'num_fewshot': [0],
+        'icl_task_type': 'generation_task_with_answers',
+        'has_categories': True,
+    }
     settings = {'tasks': [task], 'data_root': str(tmp_path)}
-    for encoder, expected in ((Encoder(character_tokenizer), [3, 3, 6, 6]), (None, [1, 1, 3, 3])):
-        made = {request['row']: request['max_new_tokens'] for request in requests_of(settings, encoder)}
-        assert [made[row] for row in range(4)] == expected
+
+    def token_limits(encoder: Encoder | None) -> list[int]:
+        limits = {request['row']: request['max_new_tokens'] for request in requests_of(settings, encoder)}
+        return [limits[row] for row in range(4)]
+
+    assert token_limits(Encoder(character_tokenizer)) == [3, 3, 6, 6]
+    assert token_limits(None) == [1, 1, 3, 3]
 
 
 def test_exported_prompts_equal_those_of_an_evaluation(settings: dict[str, Any], tmp_path: Path, character_tokenizer):
@@ -192,16 +202,25 @@ def test_the_probability_of_a_continuation_is_no_log_probability(settings: dict[
 
 
 def test_texts_may_answer_choices_and_continuations(settings: dict[str, Any], tmp_path: Path):
-    answers = {(answer['task'], answer['row']): answer for answer in right_answers(settings)}
-    texts = {'colours': [' Red.', 'deep blue', 'reddish', 'I do not know'], 'sums': [' 0 and so on', '2', '6', '']}
-    for task, row in ((task, row) for task in texts for row in range(4)):
-        name = {key: answers[task, row][key] for key in NAMES}
-        answers[task, row] = name | {'text': texts[task][row]}
-    evaluation = scored(settings, write_answers(tmp_path, list(answers.values())))
+    texts = {
+        'colours': [' Red.', 'deep blue', 'reddish', 'I do not know'],
+        'sums': [' 0 and so on', '2', '6', ''],
+    }
+    answers = []
+    for answer in right_answers(settings):
+        if answer['task'] in texts:
+            name = {key: answer[key] for key in NAMES}
+            answer = {**name, 'text': texts[answer['task']][answer['row']]}
+        answers.append(answer)
+
+    evaluation = scored(settings, write_answers(tmp_path, answers))
+
     colours = evaluation.results['colours/1-shot']
-    assert [(r.predicted, r.score) for r in colours] == [(0, 1.0), (1, 1.0), (None, 0.0), (None, 0.0)]
-    assert colours[2].reason == 'the generation starts with none of the choices' and colours[2].text == 'reddish'
-    assert [r.score for r in evaluation.results['sums/1-shot']] == [1.0, 1.0, 0.0, 0.0]
+    assert [result.predicted for result in colours] == [0, 1, None, None]
+    assert [result.score for result in colours] == [1.0, 1.0, 0.0, 0.0]
+    assert (colours[2].text, colours[2].reason) == ('reddish', 'the generation starts with none of the choices')
+    sums = evaluation.results['sums/1-shot']
+    assert [result.score for result in sums] == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):

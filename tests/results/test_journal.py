@@ -57,10 +57,12 @@ def test_items_and_suspects_of_all_ranks_and_attempts_are_found(tmp_path):
     write(tmp_path, [item(3), item(1), item(3)], rank=1)  # duplicates are one item
     write(tmp_path, [item(4)], suspects=[item(5)], rank=12)
     write(tmp_path, [item(6), item(0)], attempt=1, rank=1)
-    found = read_journal(tmp_path)
-    assert found.identity == IDENTITY
-    assert found.results == {result.key: result for result in map(item, (0, 1, 3, 4, 6))}
-    assert found.suspects.keys() == {spoilt.key, item(2).key, item(5).key}
+
+    finished = read_journal(tmp_path)
+
+    assert finished.identity == IDENTITY
+    assert finished.results == {result.key: result for result in map(item, (0, 1, 3, 4, 6))}
+    assert finished.suspects.keys() == {spoilt.key, item(2).key, item(5).key}
 
 
 def test_the_time_of_all_attempts_is_found(tmp_path, monkeypatch):
@@ -86,7 +88,9 @@ def test_items_are_readable_once_added(tmp_path):
 
 def test_concurrent_threads_write_whole_lines(tmp_path):
     with closing(Journal(tmp_path, IDENTITY, attempt=0, rank=0)) as journal, ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda row: journal.add([item(row, text='long' * 5000)]), range(200)))
+        for row in range(200):
+            threads.submit(journal.add, [item(row, text='long' * 5000)])
+        threads.shutdown(wait=True)
     assert len(lines_of(journal.path)) == 201
     assert kept(tmp_path) == ({*range(200)}, set())
 

@@ -158,9 +158,16 @@ def test_another_gauntlet_changes_only_composites_and_their_version(run: Path, r
 
 def test_a_gauntlet_can_be_added_to_a_run(make_run, recompute, runs: dict[str, Path], tmp_path: Path):
     bare = make_run('bare', ROWS)
-    assert record_of(bare)['composites'] is record_of(recompute(bare, name='still bare'))['composites'] is None
-    again = recompute(bare, '--gauntlet', gauntlet_yaml(tmp_path))
-    assert record_of(again)['composites'] == record_of(runs['a'])['composites']
+    still_bare = recompute(bare, name='still bare')
+    with_gauntlet = recompute(bare, '--gauntlet', gauntlet_yaml(tmp_path))
+
+    assert record_of(bare)['composites'] is None
+    assert record_of(still_bare)['composites'] is None
+    assert record_of(with_gauntlet)['composites'] == record_of(runs['a'])['composites']
+
+
+def test_a_category_over_a_task_that_did_not_run_is_absent(make_run, recompute, tmp_path: Path):
+    bare = make_run('bare', ROWS)
     benchmarks = [{'name': 'lines', 'num_fewshot': 0}, {'name': 'lines', 'num_fewshot': 5}]
     path = gauntlet_yaml(tmp_path, categories=[{'name': 'all', 'benchmarks': benchmarks}], averages=None)
     categories = record_of(recompute(bare, '--gauntlet', path, name='other'))['composites']['categories']

@@ -6,7 +6,6 @@ import csv
 import io
 import math
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,31 +39,42 @@ LLAMA, NEOX = ({'tokenizer': name} for name in ('LlamaTokenizerFast 900 (1a2b)',
 
 def test_differences_are_paired_with_clustered_errors(compared, runs: dict[str, Path]):
     """Tasks are paired by item and SCORE by question; composites count a passage shared by tasks once."""
-    (found,) = compared(runs['a'], runs['b'])
     tasks = {key: paired(key, runs['a'], runs['b']) for key in ROWS}
     composites = composites_of(tasks, SIZES)
-    apart = math.hypot(
-        *(SIZES[key] / 35 / (1 - BASELINES[key]) * tasks[key].error for key in CATEGORIES['rest'])
-    )  # as if no passage were in two tasks
-    assert abs(composites['rest'].error - apart) > 0.01 * apart
     score = score_differences(runs['a'], runs['b'])
     assert all(estimate.value != 0 for estimate in score.values())
-    check_differences(found['tasks'], tasks)
-    check_differences(found['composites'], composites)
-    check_differences(found['score'], score)
-    assert (found['first'], found['second'], found['warnings']) == (str(runs['a']), str(runs['b']), [])
+    # The error would be another one if no passage were in two tasks.
+    parts = [SIZES[key] / 35 / (1 - BASELINES[key]) * tasks[key].error for key in CATEGORIES['rest']]
+    error_of_independent_tasks = math.hypot(*parts)
+    assert abs(composites['rest'].error - error_of_independent_tasks) > 0.01 * error_of_independent_tasks
+
+    (comparison,) = compared(runs['a'], runs['b'])
+
+    check_differences(comparison['tasks'], tasks)
+    check_differences(comparison['composites'], composites)
+    check_differences(comparison['score'], score)
+    assert (comparison['first'], comparison['second']) == (str(runs['a']), str(runs['b']))
+    assert comparison['warnings'] == []
+
+
+def test_the_items_of_composites_and_the_questions_of_score_are_counted(compared, runs: dict[str, Path]):
+    (comparison,) = compared(runs['a'], runs['b'])
     counts = {'reading': 12 + 7, 'rest': 14 + 9 + 12, 'core': 12 + 7 + 14 + 9, 'reading alone': 12 + 7}
-    assert {name: one['num_items'] for name, one in found['composites'].items()} == counts
-    assert {one['num_items'] for one in found['score'].values()} == {len(QUESTIONS)}
-    for place, run in (('first', 'a'), ('second', 'b')):
-        record = record_of(runs[run])
-        recorded = record['composites']['categories'] | record['composites']['averages']
-        assert {name: one[place] for name, one in found['composites'].items()} == recorded
-        for key, task in record['tasks'].items():
-            assert found['tasks'][key][place] == next(iter(task['metrics'].values()))
-        for name, one in found['score'].items():
-            dataset, perturbation, metric = name.split()
-            assert one[place] == record['score'][dataset]['perturbations'][perturbation][metric]
+    assert {name: entry['num_items'] for name, entry in comparison['composites'].items()} == counts
+    assert {entry['num_items'] for entry in comparison['score'].values()} == {len(QUESTIONS)}
+
+
+@pytest.mark.parametrize(('side', 'run'), [('first', 'a'), ('second', 'b')])
+def test_scores_of_runs_with_the_same_items_are_the_recorded_ones(compared, runs: dict[str, Path], side: str, run: str):
+    (comparison,) = compared(runs['a'], runs['b'])
+    record = record_of(runs[run])
+    composites = record['composites']['categories'] | record['composites']['averages']
+    assert {name: entry[side] for name, entry in comparison['composites'].items()} == composites
+    for key, task in record['tasks'].items():
+        assert comparison['tasks'][key][side] == next(iter(task['metrics'].values()))
+    for name, entry in comparison['score'].items():
+        dataset, perturbation, metric = name.split()
+        assert entry[side] == record['score'][dataset]['perturbations'][perturbation][metric]
 
 
 def test_tables_and_csv_show_the_numbers_of_json_the_largest_first(
@@ -72,47 +82,86 @@ def test_tables_and_csv_show_the_numbers_of_json_the_largest_first(
 ):
     monkeypatch.setenv('COLUMNS', '120')  # enough for all names
     words = ('compare', runs['a'], runs['b'])
+    (comparison,) = compared(runs['a'], runs['b'])
+    tasks, composites, score = (comparison[kind] for kind in ('tasks', 'composites', 'score'))
+
     status, out, _ = gauntlet(*words)
-    assert status == 0 and out.splitlines()[0] == 'accuracy: b \u2212 a'
+    _, markdown, _ = gauntlet(*words, '--format', 'markdown')
+    _, of_csv, _ = gauntlet(*words, '--format', 'csv')
+
+    assert status == 0
+    assert out.splitlines()[0] == 'accuracy: b \u2212 a'
     assert out.splitlines()[1].split() == ['a', 'b', 'diff', 'error', 'p', '(Holm)', 'MDE']
     table = rows_of_table(out)
-    (found,) = compared(*words[1:])
-    shares = found['composites']['core']['difference']['variance_shares']
-    largest = max(shares, key=lambda key: shares[key])
-    said = f'error of core, by share of its variance: {100 * shares[largest]:.0f} % {largest}, '
-    assert said in ' '.join(out.split()) and 'error of rest' not in out
-    assert shares.keys() == ROWS.keys() and sum(shares.values()) == pytest.approx(1)
-    groups = [found[kind] for kind in ('tasks', 'composites', 'score')]
-    by_size = [sorted(group, key=lambda name: -abs(group[name]['difference']['value'])) for group in groups]
-    every = {name: one for group in groups for name, one in group.items()}
-    assert [name for name in table if name in every] == list(chain(*by_size))
-    markdown = gauntlet(*words, '--format', 'markdown')[1]
-    names = [line.split('|')[1].strip(' *') for line in markdown.splitlines() if line.startswith('|')]
-    assert names[2:] == [*by_size[1], *by_size[0], *by_size[2]]  # composites are first
-    of_csv = {row['name']: row for row in csv.DictReader(io.StringIO(gauntlet(*words, '--format', 'csv')[1]))}
-    assert of_csv.keys() == every.keys()
-    for name, one in every.items():
-        first, second, difference = (one[place]['value'] for place in ('first', 'second', 'difference'))
-        error, p = one['difference']['standard_error'], one['p_holm']
-        numbers = [f'{first:.3f}', f'{second:.3f}', f'{difference:+.3f}', f'{error:.3f}']
-        p_value = (f'{p:.3f}' if p >= 0.001 else '<0.001') + '*' * (p < 0.05)
-        assert table[name] == [*numbers, p_value, f'{one["detectable"]:.3f}']
-        row = of_csv[name]
+    compared_names = [*by_size(tasks), *by_size(composites), *by_size(score)]
+    assert [name for name in table if name in compared_names] == compared_names
+
+    names_of_markdown = [line.split('|')[1].strip(' *') for line in markdown.splitlines() if line.startswith('|')]
+    assert names_of_markdown[2:] == [*by_size(composites), *by_size(tasks), *by_size(score)]
+
+    rows_of_csv = {row['name']: row for row in csv.DictReader(io.StringIO(of_csv))}
+    assert rows_of_csv.keys() == {*compared_names}
+    for name, entry in {**tasks, **composites, **score}.items():
+        assert table[name] == cells_of(entry)
+        row = rows_of_csv[name]
         assert (row['first_run'], row['second_run']) == (str(runs['a']), str(runs['b']))
-        assert [row[key] for key in ('difference', 'standard_error', 'p_holm')] == list(
-            map(repr, (difference, error, p))
-        )
+        assert row['difference'] == repr(entry['difference']['value'])
+        assert row['standard_error'] == repr(entry['difference']['standard_error'])
+        assert row['p_holm'] == repr(entry['p_holm'])
+
+
+def by_size(group: dict[str, Any]) -> list[str]:
+    """Return the names of the entries of JSON, the largest differences first."""
+    return sorted(group, key=lambda name: -abs(group[name]['difference']['value']))
+
+
+def cells_of(entry: dict[str, Any]) -> list[str]:
+    """Return the cells of an entry of JSON as a table on the terminal shows them."""
+    p_value = f'{entry["p_holm"]:.3f}' if entry['p_holm'] >= 0.001 else '<0.001'
+    star = '*' if entry['p_holm'] < 0.05 else ''
+    return [
+        f'{entry["first"]["value"]:.3f}',
+        f'{entry["second"]["value"]:.3f}',
+        f'{entry["difference"]["value"]:+.3f}',
+        f'{entry["difference"]["standard_error"]:.3f}',
+        f'{p_value}{star}',
+        f'{entry["detectable"]:.3f}',
+    ]
+
+
+def test_the_tasks_that_contribute_most_to_the_error_of_an_average_are_named(gauntlet, compared, runs: dict[str, Path]):
+    (comparison,) = compared(runs['a'], runs['b'])
+    shares = comparison['composites']['core']['difference']['variance_shares']
+    largest = max(shares, key=lambda key: shares[key])
+
+    _, out, _ = gauntlet('compare', runs['a'], runs['b'])
+
+    note = f'error of core, by share of its variance: {100 * shares[largest]:.0f} % {largest}, '
+    assert note in ' '.join(out.split())
+    assert 'error of rest' not in out
+    assert shares.keys() == ROWS.keys()
+    assert sum(shares.values()) == pytest.approx(1)
 
 
 def test_a_star_marks_significant_differences(gauntlet, make_run):
     """All lines are wrong, then right: a sign test of 8 clusters has p = 2 / 256, and twice that after Holm."""
-    keys, made = [LINES, RIDDLES], []
-    for name, is_argmax in (('wrong', False), ('right', True)):
-        answers = [{**one, 'is_argmax': is_argmax} if 'is_argmax' in one else one for one in answers_of(0, keys)]
-        made.append(make_run(name, keys, answers=answers))
-    table = rows_of_table(gauntlet('compare', *made)[1])
-    assert table[LINES][:3] == ['0.000', '1.000', '+1.000'] and table[LINES][4:] == [f'{1 / 64:.3f}*', '-']
-    assert table[LINES][3].startswith('[') and table[RIDDLES][-2:] == ['1.000', '-']
+    keys = [LINES, RIDDLES]
+
+    def run_with_lines(name: str, *, is_argmax: bool) -> Path:
+        answers = answers_of(0, keys)
+        for answer in answers:
+            if 'is_argmax' in answer:
+                answer['is_argmax'] = is_argmax
+        return make_run(name, keys, answers=answers)
+
+    wrong, right = run_with_lines('wrong', is_argmax=False), run_with_lines('right', is_argmax=True)
+    _, out, _ = gauntlet('compare', wrong, right)
+
+    first, second, difference, error, p_value, detectable = rows_of_table(out)[LINES]
+    assert (first, second, difference) == ('0.000', '1.000', '+1.000')
+    assert error.startswith('[')
+    assert (p_value, detectable) == (f'{1 / 64:.3f}*', '-')
+    assert rows_of_table(out)[RIDDLES][-2:] == ['1.000', '-']
 
 
 def test_each_further_run_is_compared_with_the_first(
@@ -136,20 +185,37 @@ def test_each_further_run_is_compared_with_the_first(
 
 def test_another_metric_is_compared_for_tasks_that_have_it(compared, gauntlet, runs: dict[str, Path]):
     words = (runs['a'], runs['b'], '--metric', 'GoldBitsPerByte')
-    (found,) = compared(*words)
     keys = [CHOICES, TOPICS, LINES]
-    check_differences(found['tasks'], {key: paired(key, runs['a'], runs['b'], bits_per_byte(key)) for key in keys})
-    assert found['composites'] == found['score'] == {}
-    out = gauntlet('compare', *words)[1]
-    assert out.startswith('GoldBitsPerByte: ') and {*keys} == {*rows_of_table(out)} & {*ROWS}
-    (found,) = compared(*words[:3], 'TruncatedShare')
+    expected = {key: paired(key, runs['a'], runs['b'], bits_per_byte(key)) for key in keys}
+
+    (comparison,) = compared(*words)
+    _, out, _ = gauntlet('compare', *words)
+
+    check_differences(comparison['tasks'], expected)
+    assert comparison['composites'] == comparison['score'] == {}
+    assert out.startswith('GoldBitsPerByte: ')
+    assert {*rows_of_table(out)} & {*ROWS} == {*keys}
+
+
+def test_a_metric_that_no_item_has_is_absent_with_its_reason(compared, gauntlet, runs: dict[str, Path]):
+    words = (runs['a'], runs['b'], '--metric', 'TruncatedShare')
     reason = 'TruncatedShare is not known of 7 of 7 items'
-    assert found['tasks'].keys() == {RIDDLES}
-    task = found['tasks'][RIDDLES]
-    assert task['difference'] == task['first'] == {'reason': reason} and task['p_value'] is task['p_holm'] is None
-    assert compared(*words[:3], 'CutShare') == [found]  # its earlier name
-    out = gauntlet('compare', *words[:3], 'TruncatedShare')[1]
-    assert RIDDLES not in rows_of_table(out) and f'- {reason}: {RIDDLES}' in out
+
+    (comparison,) = compared(*words)
+    _, out, _ = gauntlet('compare', *words)
+
+    assert comparison['tasks'].keys() == {RIDDLES}
+    task = comparison['tasks'][RIDDLES]
+    assert task['difference'] == task['first'] == {'reason': reason}
+    assert task['p_value'] is None
+    assert task['p_holm'] is None
+    assert RIDDLES not in rows_of_table(out)
+    assert f'- {reason}: {RIDDLES}' in out
+
+
+def test_a_metric_may_be_named_as_in_0_1_0(compared, runs: dict[str, Path]):
+    words = (runs['a'], runs['b'], '--metric')
+    assert compared(*words, 'CutShare') == compared(*words, 'TruncatedShare')
 
 
 # Runs that differ in rows, prompts, tasks, gauntlets or settings.
@@ -176,34 +242,46 @@ def test_only_items_with_the_same_prompt_in_both_runs_are_compared(
     part = with_shortened_prompts(part, tmp_path / 'part', {TOPICS: [0, 13]}, config=SHORTER)
     without_variants(part, lambda variant: variant == 'prompt:4', digest='ab' * 32)
     pair = (part, whole) if is_turned else (whole, part)
-    (found,) = compared(*pair)
     rest = [copy_run(run, tmp_path / f'{run.name}_rest', without={TOPICS: [0, 13]}) for run in pair]
     for run in rest:
         without_variants(run, lambda variant: variant == 'prompt:4')
     sizes = {**SIZES, CHOICES: 12 - 3, TOPICS: 14 - 2}
     tasks = {key: paired(key, *rest) for key in ROWS}
-    check_differences(found['tasks'], tasks)
-    check_differences(found['composites'], composites_of(tasks, sizes))
-    check_differences(found['score'], score_differences(*rest))
-    assert {key: one['num_items'] for key, one in found['tasks'].items()} == sizes
-    assert found['composites']['reading']['num_items'] == 9 + 7
+
+    (comparison,) = compared(*pair)
+
+    check_differences(comparison['tasks'], tasks)
+    check_differences(comparison['composites'], composites_of(tasks, sizes))
+    check_differences(comparison['score'], score_differences(*rest))
+    assert {key: entry['num_items'] for key, entry in comparison['tasks'].items()} == sizes
+    assert comparison['composites']['reading']['num_items'] == 9 + 7
+
     lengths, counts = ('1024 / 2048', [9, 12]) if is_turned else ('2048 / 1024', [12, 9])
-    settings, num_questions = [f'max_seq_len {lengths}'], 7 * len(VARIANTS)
-    assert found['left_out'] == {
+    settings = [f'max_seq_len {lengths}']
+    num_variants = 7 * len(VARIANTS)
+    assert comparison['left_out'] == {
         CHOICES: {'num_items': counts, 'num_common': 9, 'num_same_words': 9, 'settings': []},
         TOPICS: {'num_items': [14, 14], 'num_common': 14, 'num_same_words': 12, 'settings': settings},
         AGIEVAL: {
-            **{'num_items': [num_questions] * 2, 'num_common': num_questions},
-            **{'num_same_words': num_questions - 7, 'settings': settings},
+            'num_items': [num_variants, num_variants],
+            'num_common': num_variants,
+            'num_same_words': num_variants - 7,
+            'settings': settings,
         },
     }
-    said, rows = found['warnings']
-    assert said.endswith(f'(max_seq_len {lengths}): {TOPICS} 2 of 14, {AGIEVAL} 7 of {num_questions}')
-    assert rows.startswith(f'{CHOICES}: ') and '9 items' in rows and rows.endswith(f' {counts[0]} and {counts[1]}')
-    for form, place in (('table', 1), ('markdown', 1), ('csv', 2)):
-        shown = gauntlet('compare', *pair, '--format', form)[place]
-        assert f'warning: {said}' in ' '.join(shown.replace('\\_', '_').split()), form
-    assert 'warning' not in gauntlet('compare', *pair, '--format', 'csv')[1]
+    prompts, rows = comparison['warnings']
+    assert prompts.endswith(f'(max_seq_len {lengths}): {TOPICS} 2 of 14, {AGIEVAL} 7 of {num_variants}')
+    assert rows.startswith(f'{CHOICES}: ')
+    assert '9 items' in rows
+    assert rows.endswith(f' {counts[0]} and {counts[1]}')
+
+    # CSV is for another program, so its warnings go to standard error.
+    _, table, _ = gauntlet('compare', *pair)
+    _, markdown, _ = gauntlet('compare', *pair, '--format', 'markdown')
+    _, of_csv, errors_of_csv = gauntlet('compare', *pair, '--format', 'csv')
+    for shown in (table, markdown, errors_of_csv):
+        assert f'warning: {prompts}' in ' '.join(shown.replace('\\_', '_').split())
+    assert 'warning' not in of_csv
 
 
 @pytest.mark.parametrize(
@@ -342,7 +420,10 @@ INCOMPARABLE: dict[str, tuple[Callable[[Path, Any], list[Any]], list[str]]] = {
         lambda run, make: [
             run,
             make(
-                *('other', [RIDDLES], '--data-root', run.parent),
+                'other',
+                [RIDDLES],
+                '--data-root',
+                run.parent,
                 answers=[{**one, 'row': one['row'] % 7} for one in answers_of(0, [RIDDLES])],
             ),
         ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from recorded_runs import (
     BATCHES,
     CHOICES,
     LINES,
+    LOSS_BATCHES,
     LOSSES,
     RIDDLES,
     ROWS,
@@ -89,7 +89,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
         record['config']['max_seq_len'] = 128
         averages = record['composites']['averages']
         averages['core']['variance_shares'] = {'v/0-shot': 0.41, 'w': 0.29, 'x': 0.16, 'y': 0.08, 'z': 0.06}
-        del averages['reading alone']['variance_shares']  # as in older records
+        del averages['reading alone']['variance_shares']  # as in records of 0.1.0
     first, *rest = samples_of(run, SHOTS)
     first.update(prompt_sha256=digest(WITH_ONE_SHOT), prompt_shortened=True)
     write_lines(samples_path(run, SHOTS), [first, *rest])
@@ -100,6 +100,11 @@ def rich(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
 @pytest.fixture(scope='module')
 def page(read: Callable[..., Any], rich: Path) -> Any:
     return read(rich, '--samples', 50)
+
+
+@pytest.fixture(scope='module')
+def training_page(read: Callable[..., Any], training: Path) -> Any:
+    return read(training)
 
 
 @pytest.fixture(scope='module')
@@ -134,7 +139,7 @@ def table_of(page: Any, title: str) -> dict[str, list[Any]]:
 
 
 def test_the_tables_of_a_run_equal_the_record(page, rich: Path):
-    """An average without shares of its variance is that of an older record."""
+    """An average without shares of its variance is that of a record of 0.1.0."""
     record, rows = record_of(rich), table_of(page, 'Scores')
     chances = {CHOICES: 1 / 3, TOPICS: 0.25, RIDDLES: 0.0, LINES: 0.0, SHOTS: None}
     marked = f'{CHOICES}\u2020 1.4 shots on average'
@@ -142,30 +147,51 @@ def test_the_tables_of_a_run_equal_the_record(page, rich: Path):
     for name, measure in composites_of(rich).items():
         check_cell(rows[name][0], measure)
     for key, chance in chances.items():
-        entry = record['tasks'][key]
+        task = record['tasks'][key]
         accuracy, *others, _ = rows[marked if key == CHOICES else key]
-        check_cell(accuracy, next(iter(entry['metrics'].values())))
-        majority = entry['metrics'].get('MajorityClass', {}).get('value')
+        check_cell(accuracy, next(iter(task['metrics'].values())))
+        majority = task['metrics'].get('MajorityClass', {}).get('value')
         seconds = record['timing']['tasks'][key]
-        assert [one['value'] for one in others] == [chance, majority, entry['num_items'], seconds]
+        assert [cell['value'] for cell in others] == [chance, majority, task['num_items'], seconds]
     assert rows[RIDDLES][0]['text'] == '0.000 [0.00, 0.35]'
+
+
+def test_intervals_are_drawn_on_an_axis_from_the_lowest_end_to_1(page, rich: Path):
+    composites = composites_of(rich)
+    low = min(0.0, *(measure['confidence_interval'][0] for measure in composites.values()))
+    ends = composites['core']['confidence_interval']
+    assert page['intervals'][0] == [f'{100 * (end - low) / (1 - low):.1f}%' for end in ends]
+
+
+def test_the_table_of_a_score_dataset_equals_the_record(page, rich: Path):
+    perturbations = record_of(rich)['score']['agieval']['perturbations']
+    variants = {name: measures['accuracy_by_variant'] for name, measures in perturbations.items()}
+    metrics = [
+        'accuracy',
+        'chance',
+        'consistency_rate',
+        'consistency_rate_reference',
+        'accuracy_worst',
+        'accuracy_mean',
+        'accuracy_best',
+        'all_variants_right',
+        'unparsed_rate',
+    ]
+
     head, *rows = page['tables']['agieval']
-    perturbations = record['score']['agieval']['perturbations']
+
     assert [cell['text'] for cell in head[1:]] == list(perturbations)
-    measures = ['accuracy', 'chance', 'consistency_rate', 'consistency_rate_reference', 'accuracy_worst']
-    measures += ['accuracy_mean']
-    measures += ['accuracy_best', 'all_variants_right', 'unparsed_rate']
-    variants = {name: found['accuracy_by_variant'] for name, found in perturbations.items()}
-    assert [row[0]['text'] for row in rows] == [*measures, *(name for found in variants.values() for name in found)]
+    names_of_variants = [variant for of_perturbation in variants.values() for variant in of_perturbation]
+    assert [name['text'] for name, *_ in rows] == [*metrics, *names_of_variants]
     chance_row = rows.pop(1)
     assert [cell['value'] for cell in chance_row[1:]] == pytest.approx([1 / 3] * len(perturbations))
     for name, *cells in rows:
         for perturbation, cell in zip(perturbations, cells, strict=True):
-            measure = {**perturbations[perturbation], **variants[perturbation]}.get(name['text'])
-            assert cell['text'] == '' if measure is None else check_cell(cell, measure) is None
-    lows = [measure['confidence_interval'][0] for measure in composites_of(rich).values()]
-    ends, low = composites_of(rich)['core']['confidence_interval'], min(0.0, *lows)  # lowest end of the axis
-    assert page['intervals'][0] == [f'{100 * (end - low) / (1 - low):.1f}%' for end in ends]
+            measures = {**perturbations[perturbation], **variants[perturbation]}
+            if name['text'] in measures:
+                check_cell(cell, measures[name['text']])
+            else:
+                assert cell['text'] == ''  # a variant of another perturbation
 
 
 def test_banners_and_notes_tell_what_the_numbers_are_worth(page):
@@ -206,72 +232,112 @@ def test_a_run_of_only_score_has_a_page(read, data: Path, tmp_path: Path):
     assert AGIEVAL in page['samples'][0]['text'] and 'data files were not read' in page['samples'][0]['text']
 
 
-def check_differences(table: dict[str, list[Any]], found: dict[str, Any]) -> None:
+def check_differences(table: dict[str, list[Any]], comparison: dict[str, Any]) -> None:
     """Check that a table has the numbers of `gauntlet compare`."""
-    differences = {**found['composites'], **found['tasks'], **found['score']}
-    assert {*table} == {*differences}
-    for name, one in differences.items():
-        values = [one[place].get('value') for place in ('first', 'second', 'difference')]
-        first, second, change = values  # the change is first, as a phone shows only the first columns
-        numbers = [change, one['p_holm'], one['detectable'], first, second]
-        assert [cell['value'] for cell in table[name]] == numbers
-        assert table[name][1]['text'].endswith('*') == (one['p_holm'] < 0.05)
+    entries = {**comparison['composites'], **comparison['tasks'], **comparison['score']}
+    assert {*table} == {*entries}
+    for name, entry in entries.items():
+        # The difference is first, as a phone shows only the first columns.
+        assert [cell['value'] for cell in table[name]] == [
+            entry['difference'].get('value'),
+            entry['p_holm'],
+            entry['detectable'],
+            entry['first'].get('value'),
+            entry['second'].get('value'),
+        ]
+        assert table[name][1]['text'].endswith('*') == (entry['p_holm'] < 0.05)
 
 
 def test_several_runs_are_side_by_side_and_compared_over_items_with_equal_prompts(read, several, compared):
+    a, b, short, _ = several
+
     page = read(*several, '--samples', 50)
-    first, *others = page['runs']
+
+    first, second, third, fourth = page['runs']
     assert [name.rpartition('/')[2] for name in page['runs']] == ['a', 'b', 'short', 'other']
     rows = table_of(page, 'Scores')
-    for place, run in enumerate(several[:2]):
+    for column, run in enumerate((a, b)):
         for name, measure in composites_of(run).items():
-            check_cell(rows[name][place], measure)
-    for other, one in zip(others[:2], compared(*several[:3]), strict=True):
-        check_differences(table_of(page, f'{other} {MINUS} {first}'), one)
+            check_cell(rows[name][column], measure)
+
+    with_second, with_third = compared(a, b, short)
+    check_differences(table_of(page, f'{second} {MINUS} {first}'), with_second)
+    check_differences(table_of(page, f'{third} {MINUS} {first}'), with_third)
     assert len([name for name in page['tables'] if f' {MINUS} ' in name]) == 2
     assert f'(max_seq_len none / 128): {CHOICES} 3 of 12' in page['text']
-    assert f'{others[2]} {MINUS} {first} cannot be compared: {CHOICES}: ' in page['text']
-    samples = [one for one in page['samples'] if RIDDLES in one['text']]  # each once, with all results
-    texts = [{line['row']: line['text'] for line in samples_of(run, RIDDLES)} for run in several[:3]]
-    assert [one['passages'] for one in samples] == [
-        [f'Twice {row}?', f'{2 * row}', *(found[row] for found in texts)] for row in texts[0]
-    ]
+    assert f'{fourth} {MINUS} {first} cannot be compared: {CHOICES}: ' in page['text']
+
+    # An item is shown once, with the results of all runs.
+    results = zip(*(samples_of(run, RIDDLES) for run in (a, b, short)), strict=True)
+    expected = []
+    for row, lines in enumerate(results):
+        assert [line['row'] for line in lines] == [row, row, row]
+        expected.append([f'Twice {row}?', f'{2 * row}', *(line['text'] for line in lines)])
+    assert [sample['passages'] for sample in page['samples'] if RIDDLES in sample['text']] == expected
 
 
 def rows_of_charts(charts: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Return the points of each chart by its name."""
-    points = [[row for rows in chart['datasets'].values() for row in rows if 'batch' in row] for chart in charts]
-    return {rows[0]['name']: rows for rows in points}
+    rows_by_name = {}
+    for chart in charts:
+        rows = [row for dataset in chart['datasets'].values() for row in dataset if 'batch' in row]
+        rows_by_name[rows[0]['name']] = rows
+    return rows_by_name
 
 
-def test_curves_show_every_checkpoint_and_changes_since_the_last(read, training: Path, compared):
-    page = read(training)
-    charts, curves = page['charts'], rows_of_charts(page['charts'])
+def test_curves_show_every_checkpoint(training_page: Any, training: Path):
+    curves = rows_of_charts(training_page['charts'])
     names = ['core', 'reading alone', 'training loss', 'reading', 'rest']
-    assert [*curves][:5] == names and {*curves} == {*names, *ROWS}
+    assert [*curves][:5] == names
+    assert {*curves} == {*names, *ROWS}
     for name in ('core', 'reading'):
         for row, batch in zip(curves[name], BATCHES.values(), strict=True):
             measure = composites_of(training / f'ba{batch}')[name]
             assert (row['batch'], row['value']) == (batch, measure['value'])
             assert [row['low'], row['high']] == measure['confidence_interval']
-    assert {one['batch']: one['value'] for one in curves['training loss']} == LOSSES
-    assert all(chart['layer'][-1]['encoding']['x']['scale']['domain'] == [20, 1000] for chart in charts)
-    scales = [chart['layer'][-1]['encoding']['y']['scale'] for chart in charts]
-    assert 'domain' not in scales[2]  # of the loss
-    charts.pop(2)
-    for group, chances in ((charts[:4], {0.0}), (charts[4:], {0.0, 0.25, 1 / 3})):
-        (domain,) = {json.dumps(chart['layer'][-1]['encoding']['y']['scale']['domain']) for chart in group}
-        rows = [row for chart in group for rows in chart['datasets'].values() for row in rows]
-        assert {row['value'] for row in rows if row.get('mark') == 'chance'} == chances
-        low, high = json.loads(domain)
-        assert group == charts[:4] or (low, high) == (0, 1)
-        assert all(low <= row['low'] <= row['high'] <= high for row in rows if 'low' in row)
-    found = compared(training / 'ba400', training / 'ba1000')
-    check_differences(table_of(page, f'ba1000 {MINUS} ba400'), found[0])
-    for key in ROWS:  # the first five items of each task
-        rows = [line['row'] for line in samples_of(training / 'ba1000', key)[:5]]
-        shown = [one['text'] for one in page['samples'] if key in one['text']]
-        assert len(shown) == 5 and all(f'row {row}' in text for row, text in zip(rows, shown, strict=True))
+    assert {row['batch']: row['value'] for row in curves['training loss']} == LOSSES
+
+
+def test_a_line_of_the_loss_goes_over_the_batches_of_its_mean(training_page: Any):
+    losses = rows_of_charts(training_page['charts'])['training loss']
+    assert {row['batch']: row['batches'] for row in losses} == LOSS_BATCHES
+    assert {row['batch']: row['begin'] for row in losses} == {100: 20, 400: 100, 1000: 400}
+
+
+def test_curves_have_the_same_axes_and_a_line_at_chance(training_page: Any):
+    encodings = [chart['layer'][-1]['encoding'] for chart in training_page['charts']]
+    assert all(encoding['x']['scale']['domain'] == [20, 1000] for encoding in encodings)
+    assert 'domain' not in encodings[2]['y']['scale']  # of the loss
+
+    scores = [chart for place, chart in enumerate(training_page['charts']) if place != 2]
+    composites, tasks = scores[:4], scores[4:]
+    check_scale(composites, chances={0.0})
+    check_scale(tasks, chances={0.0, 0.25, 1 / 3})
+    assert tasks[0]['layer'][-1]['encoding']['y']['scale']['domain'] == [0, 1]
+
+
+def check_scale(charts: list[dict[str, Any]], *, chances: set[float]) -> None:
+    """Check that charts have one scale, on which all intervals have room, and lines at these chances."""
+    low, high = charts[0]['layer'][-1]['encoding']['y']['scale']['domain']
+    marked = set()
+    for chart in charts:
+        assert chart['layer'][-1]['encoding']['y']['scale']['domain'] == [low, high]
+        for dataset in chart['datasets'].values():
+            marked |= {row['value'] for row in dataset if row.get('mark') == 'chance'}
+            assert all(low <= row['low'] <= row['high'] <= high for row in dataset if 'low' in row)
+    assert marked == chances
+
+
+def test_the_page_of_a_training_shows_changes_and_items_of_its_last_evaluation(
+    training_page: Any, training: Path, compared
+):
+    (comparison,) = compared(training / 'ba400', training / 'ba1000')
+    check_differences(table_of(training_page, f'ba1000 {MINUS} ba400'), comparison)
+    for key in ROWS:
+        first_rows = [line['row'] for line in samples_of(training / 'ba1000', key)[:5]]
+        shown = [sample['text'] for sample in training_page['samples'] if key in sample['text']]
+        assert len(shown) == 5
+        assert all(f'row {row}' in text for row, text in zip(first_rows, shown, strict=True))
 
 
 def test_too_many_runs_existing_files_and_missing_packages_are_errors(
@@ -302,23 +368,36 @@ def test_too_many_runs_existing_files_and_missing_packages_are_errors(
 # Samples.
 
 
-def test_prompts_are_shown_as_sent_and_choices_by_the_log_probability_that_decides(page, rich: Path):
-    samples = {key: [one for one in page['samples'] if f'{key} ' in one['text']] for key in (RIDDLES, SHOTS, CHOICES)}
-    prompts = [one['passages'][0] for one in samples[RIDDLES]]
+def test_prompts_are_shown_as_sent(page, rich: Path):
+    prompts = [sample['passages'][0] for sample in samples_on(page, RIDDLES)]
     assert prompts == [f'Twice {row}?' for row in range(7)]
     assert list(map(digest, prompts)) == [line['prompt_sha256'] for line in samples_of(rich, RIDDLES)]
-    shortened, whole = samples[SHOTS][:2]
-    assert shortened['passages'][0] == WITH_ONE_SHOT and 'Prompt 1-shot' in shortened['text']
+
+
+def test_a_shortened_prompt_is_shown_with_the_shots_that_it_has_left(page):
+    shortened, whole, *_ = samples_on(page, SHOTS)
+    assert shortened['passages'][0] == WITH_ONE_SHOT
+    assert 'Prompt 1-shot' in shortened['text']
     assert "shortened to the model's length" in shortened['text']
-    assert whole['passages'][0] == 'Twice 0? 0\nTwice 6? 12\nTwice 1?' and 'Prompt 2-shot' in whole['text']
-    for sample, line in zip(samples[CHOICES], samples_of(rich, CHOICES), strict=True):
+    assert whole['passages'][0] == 'Twice 0? 0\nTwice 6? 12\nTwice 1?'
+    assert 'Prompt 2-shot' in whole['text']
+
+
+def test_choices_are_ordered_by_the_log_probability_that_decides(page, rich: Path):
+    for sample, line in zip(samples_on(page, CHOICES), samples_of(rich, CHOICES), strict=True):
         row = ROWS[CHOICES][line['row']]
         means = [value / count for value, count in zip(line['logprobs'], line['num_tokens'], strict=True)]
         ordered = sorted(zip(means, row['choices'], strict=True), reverse=True)
         assert sample['passages'] == [row['query'], *(choice for _, choice in ordered)]
         assert all(f'{mean:.3f}'.replace('-', MINUS) in sample['text'] for mean in means)
-        predicted, gold = (row['choices'][line[name]] for name in ('predicted', 'gold'))
-        assert f'{row["query"]} prediction {predicted} gold {gold} Prompt' in sample['text']  # without opening it
+        # Without opening the sample:
+        predicted, gold = row['choices'][line['predicted']], row['choices'][line['gold']]
+        assert f'{row["query"]} prediction {predicted} gold {gold} Prompt' in sample['text']
+
+
+def samples_on(page: Any, key: str) -> list[Any]:
+    """Return the items of a task on a page."""
+    return [sample for sample in page['samples'] if f'{key} ' in sample['text']]
 
 
 def test_prompts_that_changed_or_whose_data_are_elsewhere_are_not_shown(read, run: Path, data: Path, tmp_path: Path):

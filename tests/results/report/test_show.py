@@ -48,9 +48,12 @@ def rows_of_markdown(out: str) -> dict[str, list[str]]:
     lines = [line for line in out.splitlines() if line.startswith('|')]
     assert len({cell_len(line) for line in lines}) == 1, 'pipes are not aligned'
     assert set(lines.pop(1)) == set('|:-')
-    rows = [[cell.strip() for cell in line.removeprefix('| ').removesuffix(' |').split(' | ')] for line in lines]
+    rows = []
+    for line in lines:
+        cells = line.removeprefix('| ').removesuffix(' |').split(' | ')
+        rows.append([cell.strip() for cell in cells])
     assert len({len(row) for row in rows}) == 1
-    return {row[0]: row[1:] for row in rows}
+    return {name: cells for name, *cells in rows}
 
 
 @pytest.fixture
@@ -75,40 +78,50 @@ def formatted(measure: dict[str, Any]) -> list[str]:
 
 def numbers_of(record: dict[str, Any]) -> dict[tuple[str, str, str, str], dict[str, Any]]:
     """Return all measures of a record by kind, name, part and metric."""
-    found = {}
+    measures = {}
     for kind, group in (('category', 'categories'), ('average', 'averages')):
-        found |= {(kind, name, '', 'Composite'): one for name, one in record['composites'][group].items()}
+        for name, measure in record['composites'][group].items():
+            measures[kind, name, '', 'Composite'] = measure
     for key, task in record['tasks'].items():
         for part, score in {'': task, **task.get('categories', {})}.items():
-            found |= {('task', key, part, metric): one for metric, one in score['metrics'].items()}
-    for label, entry in record['score']['agieval']['perturbations'].items():
-        for metric, one in entry.items():
-            if isinstance(one, dict):
-                parts = {'': one} if 'value' in one else one
-                found |= {('perturbation', f'agieval/{label}', part, metric): m for part, m in parts.items()}
-    return found
+            for metric, measure in score['metrics'].items():
+                measures['task', key, part, metric] = measure
+    for label, perturbation in record['score']['agieval']['perturbations'].items():
+        for metric, content in perturbation.items():
+            if isinstance(content, dict):  # else a count
+                parts = {'': content} if 'value' in content else content
+                for part, measure in parts.items():
+                    measures['perturbation', f'agieval/{label}', part, metric] = measure
+    return measures
 
 
 def test_csv_json_and_frames_have_every_number_in_full_precision(shown, training: Path):
     rows = list(csv.DictReader(io.StringIO(shown(training, form='csv'))))
+    rows_of_json = json.loads(shown(training, form='json'))
+    frame = scores_frame(read_runs(str(training))).astype(object)
+
     for batch in BATCHES.values():
-        mine = {
-            tuple(row[name] for name in ('kind', 'name', 'part', 'metric')): (row['value'], row['standard_error'])
-            for row in rows
-            if (row['run'], row['batch']) == (str(training / f'ba{batch}'), str(batch))
-        }
-        expected = numbers_of(record_of(training / f'ba{batch}'))
-        assert len(mine) > 60 and mine == {
-            key: tuple(repr(one[name]) if name in one else '' for name in ('value', 'standard_error'))
-            for key, one in expected.items()
-        }
+        folder = training / f'ba{batch}'
+        numbers = {}
+        for row in rows:
+            if (row['run'], row['batch']) == (str(folder), str(batch)):
+                score = row['kind'], row['name'], row['part'], row['metric']
+                numbers[score] = row['value'], row['standard_error']
+        expected = {}
+        for score, measure in numbers_of(record_of(folder)).items():
+            numbers_of_score = (measure.get('value'), measure.get('standard_error'))
+            expected[score] = tuple('' if number is None else repr(number) for number in numbers_of_score)
+        assert len(numbers) > 60
+        assert numbers == expected
+    assert [{key: '' if value is None else str(value) for key, value in row.items()} for row in rows_of_json] == rows
+    assert frame.where(frame.notna(), None).to_dict('records') == rows_of_json
+
+
+def test_only_accuracies_have_a_chance(shown, runs: dict[str, Path]):
+    rows = csv.DictReader(io.StringIO(shown(runs['a'], form='csv')))
     chance = {row['metric']: row['chance'] for row in rows if row['name'] == CHOICES}
     assert chance.pop('InContextLearningMultipleChoiceAccuracy') == repr(1 / 3)
     assert set(chance.values()) == {''}
-    found = json.loads(shown(training, form='json'))
-    assert [{key: '' if value is None else str(value) for key, value in row.items()} for row in found] == rows
-    frame = scores_frame(read_runs(str(training))).astype(object)
-    assert frame.where(frame.notna(), None).to_dict('records') == found
 
 
 def test_run_with_json_prints_only_json(gauntlet, make_run, data: Path, tmp_path: Path):
@@ -139,8 +152,9 @@ def test_frames_of_samples_have_the_lines_of_the_files(training: Path):
 # Tables.
 
 
-def test_tables_have_errors_beside_values_and_composites_at_their_beginning_or_end(shown, runs, training: Path):
-    rows, record = rows_of_markdown(shown(runs['a'], form='markdown')), record_of(runs['a'])
+def test_markdown_has_errors_beside_values_and_composites_at_the_beginning(shown, runs: dict[str, Path]):
+    record = record_of(runs['a'])
+    rows = rows_of_markdown(shown(runs['a'], form='markdown'))
     assert rows.pop('') == ['a', 'error', 'chance', 'majority']
     names = [name.strip('*') for name in rows]
     assert names == [*AVERAGES, *GROUPED, 'SCORE', *names[9:]]
@@ -153,10 +167,22 @@ def test_tables_have_errors_beside_values_and_composites_at_their_beginning_or_e
         assert rows[key] == [*formatted(accuracy_of(record, key)), f'{BASELINES[key]:.3f}', majority]
     score = record['score']['agieval']['perturbations']['prompt']['accuracy']
     assert rows['agieval prompt accuracy'][:2] == formatted(score)
+
+
+def test_markdown_of_a_training_has_a_column_and_an_error_for_each_checkpoint(shown, training: Path):
+    header, accuracies = [], []
+    for batch in BATCHES.values():
+        header += [f'ba{batch}', 'error']
+        accuracies += formatted(accuracy_of(record_of(training / f'ba{batch}'), LINES))
+
     rows = rows_of_markdown(shown(training, form='markdown'))
-    assert rows[''] == [cell for batch in BATCHES.values() for cell in (f'ba{batch}', 'error')]
-    records = [record_of(training / f'ba{batch}') for batch in BATCHES.values()]
-    assert rows[LINES] == [cell for record in records for cell in formatted(accuracy_of(record, LINES))]
+
+    assert rows[''] == header
+    assert rows[LINES] == accuracies
+
+
+def test_the_terminal_shows_composites_at_the_end_and_where_the_files_are(shown, runs: dict[str, Path]):
+    record = record_of(runs['a'])
     out = shown(runs['a'])
     rows = rows_of_table(out)
     assert list(rows)[2:10] == [*GROUPED, *AVERAGES]
