@@ -109,9 +109,9 @@ def tolerant_letter(completion: str, options: Sequence[str]) -> str | None:
     text = cleaned(without_signs(plain_letters(completion), options))
     texts = [folded(option) for option in options]
     for patterns in ((BEST,), (OTHER, BEFORE)):
-        said = last_statement(text, texts, patterns)
-        if said != UNSAID:
-            return said
+        letter = last_statement(text, texts, patterns)
+        if letter != UNSAID:
+            return letter
     return whole_reply(text, texts)
 
 
@@ -120,22 +120,25 @@ def last_statement(text: str, texts: Sequence[str], patterns: Sequence[re.Patter
 
     'The best answer is' without an answer after it is overridden only by a later statement.
     """
-    places = [found for pattern in patterns for found in pattern.finditer(text)]
-    longest = MAX_STATEMENT + 3 * max(map(len, texts), default=0)
-    for found in sorted(places, key=lambda found: found.end(), reverse=True):
-        rest = text[found.end() : found.end() + longest]
-        if found.re is BEFORE:
-            is_statement = found['noun'] is not None or found['answer']
-            if is_statement and not is_instruction(found['letter'], texts):
-                return option_letter(found['letter'], texts)
-        elif not is_instruction(rest, texts):
-            said = said_in(rest, texts)
-            if said != UNSAID:
-                return said
-            if found['commits']:
-                return (
-                    None if found.re is OTHER else last_statement(text[found.end() :], texts, (OTHER, BEFORE)) or None
-                )
+    beginnings = [beginning for pattern in patterns for beginning in pattern.finditer(text)]
+    beginnings.sort(key=lambda beginning: beginning.end(), reverse=True)
+    max_length = MAX_STATEMENT + 3 * max(map(len, texts), default=0)
+    for beginning in beginnings:
+        if beginning.re is BEFORE:
+            is_statement = beginning['noun'] is not None or beginning['answer']
+            if is_statement and not is_instruction(beginning['letter'], texts):
+                return option_letter(beginning['letter'], texts)
+            continue
+        rest = text[beginning.end() : beginning.end() + max_length]
+        if is_instruction(rest, texts):
+            continue
+        letter = said_in(rest, texts)
+        if letter != UNSAID:
+            return letter
+        if beginning['commits']:
+            if beginning.re is OTHER:
+                return None
+            return last_statement(text[beginning.end() :], texts, (OTHER, BEFORE)) or None
     return UNSAID
 
 
@@ -160,24 +163,30 @@ def said_in(statement: str, texts: Sequence[str]) -> str | None:
     named = named_by_text(statement, texts)
     if named != UNSAID:
         return named
-    found = LETTER.match(statement)
-    if found is None:
+    begins = LETTER.match(statement)
+    if begins is None:
         return UNSAID
-    letter, rest = found['letter'], statement[found.end() :]
+    letter, rest = begins['letter'], statement[begins.end() :]
     if is_joined(letter, rest):
         return None
-    if PART.match(rest) or not (found['close'] or found['noun'] or stands_alone(letter, rest)):
+    is_marked = begins['close'] or begins['noun'] or stands_alone(letter, rest)
+    if PART.match(rest) or not is_marked:
         return UNSAID
+
+    # Later in the clause another letter may be named: '(A), as neither (B) and (C)'.
     clause = CLAUSE_END.split(rest, maxsplit=1)[0]
-    if OPEN_END.match(rest) or set(ANOTHER.findall(clause)) - {letter}:
+    others = set(ANOTHER.findall(clause)) - {letter}
+    if OPEN_END.match(rest) or others:
         return None
     return option_letter(letter, texts)
 
 
 def is_joined(letter: str, rest: str) -> bool:
     """Return whether another letter is joined to this one: 'A or B', '(A) and (C)', 'B, D', 'A-C'."""
-    found = JOINED.match(rest)
-    return found is not None and found['letter'] != letter and stands_alone(found['letter'], rest[found.end() :])
+    joined = JOINED.match(rest)
+    if joined is None or joined['letter'] == letter:
+        return False
+    return stands_alone(joined['letter'], rest[joined.end() :])
 
 
 def stands_alone(letter: str, rest: str) -> bool:
@@ -196,21 +205,33 @@ def named_by_text(statement: str, texts: Sequence[str]) -> str | None:
     The longest matching text counts. Return None if several options have it, or if a letter in brackets contradicts
     it. Options that are a single letter are not matched here.
     """
-    begun = [statement.lstrip(characters) for characters in (' \n\t:', ' \n\t:"({')]
-    lines = {folded(part) for text in begun for part in (text, text.partition('\n')[0])}
-    said = {
-        text: found['letter']
-        for line in lines
-        for text in texts
-        if not re.fullmatch('[a-z]?', text) and line.startswith(text) and (found := AFTER_TEXT.match(line, len(text)))
-    }
-    if not said:
+    # The text may stand in quotes or brackets, and may be all of the statement or its first line.
+    stripped = [statement.lstrip(' \n\t:'), statement.lstrip(' \n\t:"({')]
+    lines = {folded(part) for text in stripped for part in (text, text.partition('\n')[0])}
+
+    # The letter after each matching text, None without one: 'paris (b)'.
+    letter_after_text: dict[str, str | None] = {}
+    for line in lines:
+        for text in texts:
+            is_letter = re.fullmatch('[a-z]?', text) is not None
+            if not is_letter and line.startswith(text):
+                after = AFTER_TEXT.match(line, len(text))
+                if after is not None:
+                    letter_after_text[text] = after['letter']
+    if not letter_after_text:
         return UNSAID
-    longest = max(said, key=len)
-    places = [string.ascii_uppercase[index] for index, text in enumerate(texts) if text == longest]
-    if suffix := said[longest]:
-        return suffix.upper() if suffix.upper() in places else None
-    return places[0] if len(places) == 1 else None
+
+    longest = max(letter_after_text, key=len)
+    letters = letters_of(longest, texts)
+    letter = letter_after_text[longest]
+    if letter:
+        return letter.upper() if letter.upper() in letters else None
+    return letters[0] if len(letters) == 1 else None
+
+
+def letters_of(text: str, texts: Sequence[str]) -> list[str]:
+    """Return the letters of the options that have this text."""
+    return [string.ascii_uppercase[index] for index, other in enumerate(texts) if other == text]
 
 
 def whole_reply(text: str, texts: Sequence[str]) -> str | None:
@@ -219,34 +240,38 @@ def whole_reply(text: str, texts: Sequence[str]) -> str | None:
     if named != UNSAID:
         return named
     lines = without_lists([line for line in text.splitlines() if line.strip()], texts)
-    alone = {line: letter for line in lines if (letter := lone_letter(line, texts)) is not None}
-    if alone:
-        letters = set(alone.values())
-        at_an_end = lines[0] in alone or lines[-1] in alone
-        return option_letter(letters.pop(), texts) if at_an_end and len(letters) == 1 else None
-    found = re.match(rf'([A-Z]),? {REASON}', text)
-    return option_letter(found[1], texts) if found else None
+    letter_of_line = {line: lone_letter(line, texts) for line in lines}
+    letters = {letter for letter in letter_of_line.values() if letter is not None}
+    if letters:
+        is_at_an_end = letter_of_line[lines[0]] is not None or letter_of_line[lines[-1]] is not None
+        return option_letter(letters.pop(), texts) if is_at_an_end and len(letters) == 1 else None
+
+    with_reason = re.match(rf'([A-Z]),? {REASON}', text)
+    return option_letter(with_reason[1], texts) if with_reason else None
 
 
 def without_lists(lines: Sequence[str], texts: Sequence[str]) -> list[str]:
     """Return lines without the lists of a question's options that models repeat: several with a letter and a text."""
     kept: list[str] = []
-    listed: list[str] = []
-    for line in [*lines, '']:
+    lettered: list[str] = []  # lines one after another that may be a list
+    for line in [*lines, '']:  # the empty line ends a list at the end
         if lone_letter(line, texts) is not None and has_text(line):
-            listed.append(line)
+            lettered.append(line)
             continue
-        is_list = len({lone_letter(one, texts) for one in listed}) > 1
-        kept += [] if is_list else listed
-        listed = []
-        kept += [line] if line else []
+        is_list = len({lone_letter(option, texts) for option in lettered}) > 1
+        if not is_list:
+            kept += lettered
+        lettered = []
+        if line:
+            kept.append(line)
     return kept
 
 
 def has_text(line: str) -> bool:
     """Return whether a text follows the letter of a line."""
-    found = LETTER.match(without_bullet(line))
-    return found is not None and any(map(str.isalnum, found.string[found.end() :]))
+    line = without_bullet(line)
+    letter = LETTER.match(line)
+    return letter is not None and any(map(str.isalnum, line[letter.end() :]))
 
 
 def without_bullet(line: str) -> str:
@@ -262,23 +287,21 @@ def lone_letter(line: str, texts: Sequence[str]) -> str | None:
     name.
     """
     line = without_bullet(line)
-    found = LETTER.match(line)
-    if found is None or is_instruction(found['letter'], texts):
+    begins = LETTER.match(line)
+    if begins is None or is_instruction(begins['letter'], texts):
         return None
-    letter, rest = found['letter'], line[found.end() :]
+    letter, rest = begins['letter'], line[begins.end() :]
     if is_joined(letter, rest):
         return None
-    if not rest.strip(' .,:;!'):
+    is_alone = not rest.strip(' .,:;!')
+    if is_alone or ')' in begins['close']:
         return letter
-    if ')' in found['close']:
-        return letter
+
     index = string.ascii_uppercase.find(letter)
-    marked = re.match(r'\s*[.:\u2013\u2014-]?\s*', rest)
-    if marked and 0 <= index < len(texts):
-        text = folded(rest[marked.end() :])
-        if texts[index] in (text, text.rstrip(')]}! ')):
-            return letter
-    return None
+    if not 0 <= index < len(texts):
+        return None
+    text = folded(re.sub(r'\A\s*[.:\u2013\u2014-]?\s*', '', rest))
+    return letter if texts[index] in (text, text.rstrip(')]}! ')) else None
 
 
 def option_letter(letter: str, texts: Sequence[str]) -> str | None:
@@ -286,10 +309,12 @@ def option_letter(letter: str, texts: Sequence[str]) -> str | None:
 
     A lower-case letter that is also the text of another option, such as 'c', may mean either.
     """
-    places = [string.ascii_uppercase[index] for index, text in enumerate(texts) if text == letter.lower()]
-    if letter.upper() in string.ascii_uppercase[: len(texts)]:
-        return letter.upper() if letter.isupper() or places in ([], [letter.upper()]) else None
-    return places[0] if len(places) == 1 else None
+    as_label = letter.upper()
+    letters_as_text = letters_of(letter.lower(), texts)
+    if as_label in string.ascii_uppercase[: len(texts)]:
+        is_clear = letter.isupper() or letters_as_text in ([], [as_label])
+        return as_label if is_clear else None
+    return letters_as_text[0] if len(letters_as_text) == 1 else None
 
 
 def cleaned(text: str) -> str:

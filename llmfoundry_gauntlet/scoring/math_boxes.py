@@ -17,11 +17,11 @@ EITHER = re.compile(r'\beither\b.{0,60}\b(?:accepted|acceptable|correct)\b', re.
 
 # What instructions write into a box in place of an answer, besides the words of the prompt that was asked.
 BLANK = re.compile(r'(?:[.?\s]|\\(?:[lc]?dots|square|box)(?![a-z]))*')
-FONTS = re.compile(
+FONTS = re.compile(  # \text, \mathbf, \langle, \_
     r'\\(?:text[a-z]*|math[a-z]+|emph|underline|mbox|hbox|bm|boldsymbol|operatorname\*?|hspace\*?\s*\{[^{}]*\})(?![A-Za-z])'
     r'|\\[lr]angle(?![A-Za-z])|\\(?=[_"\'])|[_~]'
 )
-PLACEHOLDER = re.compile(
+PLACEHOLDER = re.compile(  # your final answer here
     r'(?:(?:the|your|my|final|correct|exact|simplified|numeric(?:al)?|insert|put|write|enter|place) )*'
     r'(?:answer|result|solution)(?: (?:goes )?here)?|your [a-z]+(?: here)?'
 )
@@ -67,28 +67,34 @@ class Box:
 
 def boxes_in(text: str) -> list[Box]:
     """Return the outermost boxes of a text, in order; unclosed ones are ignored."""
-    found, place, closing = [], 0, matching_braces(text)
+    boxes = []
+    closing = matching_braces(text)
+    place = 0
     while command := BOX.search(text, place):
         place = command.end()
         if text.startswith('{', place):
-            if (end := closing.get(place)) is not None:
-                found.append(Box(command.start(), end + 1, text[place + 1 : end]))
+            end = closing.get(place)
+            if end is not None:
+                boxes.append(Box(command.start(), end + 1, text[place + 1 : end]))
                 place = end + 1
-        elif content := UNBRACED.match(text, place):
-            found.append(Box(command.start(), content.end(), content[0]))
+            continue
+        content = UNBRACED.match(text, place)
+        if content is not None:
+            boxes.append(Box(command.start(), content.end(), content[0]))
             place = content.end()
-    return found
+    return boxes
 
 
 def matching_braces(text: str) -> dict[int, int]:
     """Return the position of the closing brace by that of its opening brace; escaped and unmatched ones are ignored."""
-    found, open_ones = {}, []
+    closing: dict[int, int] = {}
+    unclosed: list[int] = []
     for mark in BRACES.finditer(text):
         if mark[0] == '{':
-            open_ones.append(mark.start())
-        elif mark[0] == '}' and open_ones:
-            found[open_ones.pop()] = mark.start()
-    return found
+            unclosed.append(mark.start())
+        elif mark[0] == '}' and unclosed:
+            closing[unclosed.pop()] = mark.start()
+    return closing
 
 
 def boxed(text: str) -> list[str]:
@@ -107,8 +113,10 @@ def gold_of(problem: str, solution: str, fixes: Mapping[str, str] | None) -> str
     boxes = filled_boxes(solution)
     if not boxes:
         raise ValueError('the solution has no \\boxed{...}')
-    if remark := REMARK.search(solution):
-        boxes = [box for box in boxes if box.end <= remark.start()] or boxes
+    remark = REMARK.search(solution)
+    if remark is not None:
+        before_remark = [box for box in boxes if box.end <= remark.start()]
+        boxes = before_remark or boxes
     return joined_answer(solution, boxes, (are_joined, have_one_label))
 
 
@@ -144,14 +152,18 @@ def filled_boxes(text: str) -> list[Box]:
 
 def joined_answer(text: str, boxes: Sequence[Box], rules: Sequence[Callable[[str, Box, Box], bool]]) -> str:
     """Return the last box and those before it that one of the rules joins to the next; equal ones only once."""
-    answers = [boxes[-1]]
-    if not EITHER.search(text[boxes[-1].end : boxes[-1].end + 200]):
-        for box in reversed(boxes[:-1]):
-            if not any(belong_together(text, box, answers[0]) for belong_together in rules):
+    *earlier, last = boxes
+    answers = [last]
+    says_either = EITHER.search(text[last.end : last.end + 200]) is not None
+    if not says_either:
+        for box in reversed(earlier):
+            is_joined = any(belong_together(text, box, answers[0]) for belong_together in rules)
+            if not is_joined:
                 break
             answers.insert(0, box)
-    contents = {same_key(box.content): box.content.strip() for box in answers}
-    return ', '.join(contents.values())
+
+    content_by_key = {same_key(box.content): box.content.strip() for box in answers}
+    return ', '.join(content_by_key.values())
 
 
 def are_joined(text: str, box: Box, following: Box) -> bool:
@@ -190,10 +202,13 @@ def label_before(completion: str, box: Box) -> str | None:
     """Return the label of a box: x in `x = \\boxed{1}`, angle in `this angle is \\boxed{30}`; None without one."""
     before = completion[max(0, box.begin - 200) : box.begin].replace('&', '')
     prose, _, formula = before.rpartition('$')
-    if named := re.match(r'\s*([A-Za-z](?:_\{?\w+\}?)?)\s*=', formula):
-        return named[1]
-    named = re.search(r'([A-Za-z]+)\s+(?:is|are|equals)\s*\Z', prose)
-    return named[1].lower() if named and named[1].lower() not in NO_LABEL else None
+    variable = re.match(r'\s*([A-Za-z](?:_\{?\w+\}?)?)\s*=', formula)
+    if variable is not None:
+        return variable[1]
+    noun = re.search(r'([A-Za-z]+)\s+(?:is|are|equals)\s*\Z', prose)
+    if noun is None or noun[1].lower() in NO_LABEL:
+        return None
+    return noun[1].lower()
 
 
 def same_key(content: str) -> object:
@@ -201,7 +216,9 @@ def same_key(content: str) -> object:
     forms = forms_of(content)
     if len(forms) == 1 and forms[0].kind == NUMBER:
         return forms[0].value, forms[0].unit
-    text = ''.join((forms[0].text if forms else content).split())
+    spelled = forms[0].text if forms else content
+    text = ''.join(spelled.split())
     if re.search(r'[(){},=]', text):
         return text
-    return tuple(sorted(re.findall(r'[+-][^+-]+', text if text[:1] in '+-' else f'+{text}')))
+    with_sign = text if text[:1] in '+-' else f'+{text}'
+    return tuple(sorted(re.findall(r'[+-][^+-]+', with_sign)))

@@ -23,15 +23,43 @@ WRITTEN_AS_EQUATION = (
     'Find an equation',
 )
 WEEKDAYS = ('Monday', 'Tuesday', 'Wednesday', 'Thursday', 'Friday', 'Saturday', 'Sunday')
-UNITS = (  # regular expressions in the order of removal; they match inside words, too
-    *('degree', 'cm', 'centimeter', 'meter', 'mile', 'second', 'minute', 'hour', 'week', 'month', 'year'),
-    *('foot', 'feet', 'inch', 'yard', 'p.m.', 'PM'),
+# Regular expressions in the order of removal; they match inside words, too.
+UNITS = (
+    'degree',
+    'cm',
+    'centimeter',
+    'meter',
+    'mile',
+    'second',
+    'minute',
+    'hour',
+    'week',
+    'month',
+    'year',
+    'foot',
+    'feet',
+    'inch',
+    'yard',
+    'p.m.',
+    'PM',
 )
 WRAPPERS = ('text', 'mathrm', 'mathcal', 'textbf', 'textit')
+# In the order of replacement.
 REPLACED = (
-    *(('\\!', ''), ('\\%', '%'), ('\\$', '$'), ('$', ''), ('%', ''), ('^{\\circ}', '')),
-    *((' or ', ' , '), (' and ', ' , ')),
-    *(('million', '*10^6'), ('billion', '*10^9'), ('trillion', '*10^12')),
+    # spacing, percent, dollar and degree signs
+    ('\\!', ''),
+    ('\\%', '%'),
+    ('\\$', '$'),
+    ('$', ''),
+    ('%', ''),
+    ('^{\\circ}', ''),
+    # words between the parts of a list
+    (' or ', ' , '),
+    (' and ', ' , '),
+    # large numbers
+    ('million', '*10^6'),
+    ('billion', '*10^9'),
+    ('trillion', '*10^12'),
 )
 INTERVALS = {'Interval': '[]', 'Interval.Ropen': '[)', 'Interval.Lopen': '(]', 'Interval.open': '()'}
 
@@ -52,10 +80,10 @@ def reference_answer_of(completion: str) -> str | None:
 def closing_brace(text: str, begin: int) -> int | None:
     """Return the position of the brace that closes the one opened just before `begin`; escaped braces count."""
     depth = 1
-    for found in re.compile('[{}]').finditer(text, begin):
-        depth += 1 if found[0] == '{' else -1
+    for brace in re.compile('[{}]').finditer(text, begin):
+        depth += 1 if brace[0] == '{' else -1
         if depth == 0:
-            return found.start()
+            return brace.start()
     return None
 
 
@@ -73,27 +101,31 @@ def reference_gold_of(problem: str, solution: str, fixes: Mapping[str, str] | No
 
 def outer_boxes(text: str) -> list[str]:
     """Return the contents of all outermost boxes."""
-    found, begin = [], text.find(BOX)
-    while begin >= 0:
-        begin += len(BOX)
+    contents = []
+    command = text.find(BOX)
+    while command >= 0:
+        begin = command + len(BOX)
         end = closing_brace(text, begin)
         if end is None:
             break
-        found.append(text[begin:end])
-        begin = text.find(BOX, end)
-    return found
+        contents.append(text[begin:end])
+        command = text.find(BOX, end)
+    return contents
 
 
 def normalized(text: str) -> str:
     """Return an answer without units, spaces and much of its LaTeX. Raise ValueError for two \\mbox in an answer."""
+    # The order is the reference's, and each step expects what those before it leave.
     text = text.replace('\\left', '').replace('\\right', '')
-    text = re.sub(r',\s*,', ',', re.sub(r'\s*\\text\{\s*(?:or|and)\s*\}\s*', ',', text))
+    text = re.sub(r'\s*\\text\{\s*(?:or|and)\s*\}\s*', ',', text)
+    text = re.sub(r',\s*,', ',', text)
     text = without_unit_after(text)
     if '\\in ' in text:
         text = text.split('\\in ')[1].strip()
     for name in WRAPPERS:
         text = text.replace(f'\\\\{name}', '')
-        if whole := re.search(rf'^\\{name}\{{(.+?)\}}$', text):
+        whole = re.search(rf'^\\{name}\{{(.+?)\}}$', text)
+        if whole is not None:
             text = whole[1]
     for old, new in REPLACED:
         text = text.replace(old, new)
@@ -104,8 +136,10 @@ def normalized(text: str) -> str:
     text = re.sub(r'\^ *\\circ', '', text)
     if text.startswith('{') and text.endswith('}'):
         text = text[1:-1]
-    text = with_braced_fractions(re.sub(r'\\sqrt(\s*\w+)', r'\\sqrt{\1}', text))
-    text = re.sub(r'([0-9]) +([0-9])', r'\1+\2', re.sub('- *', '-', text))
+    text = re.sub(r'\\sqrt(\s*\w+)', r'\\sqrt{\1}', text)
+    text = with_braced_fractions(text)
+    text = re.sub('- *', '-', text)
+    text = re.sub(r'([0-9]) +([0-9])', r'\1+\2', text)
     text = re.sub(r'(\d+) *\\frac\{(\d+)\}\{(\d+)\}', r'\1+\2/\3', text)
     return as_integer(text.replace(' ', ''))
 
@@ -143,9 +177,11 @@ def as_integer(text: str) -> str:
 
     Other texts are unchanged.
     """
+    # Commas between thousands, from the last to the first: 1,234,567.
     plain, before = text, None
     while plain != before:
-        before, plain = plain, re.sub(r'(\d),(\d\d\d)($|\D)', r'\1\2\3', plain)
+        before = plain
+        plain = re.sub(r'(\d),(\d\d\d)($|\D)', r'\1\2\3', plain)
     try:
         value = float(plain)
         if abs(value - round(value)) > 1e-7:
@@ -205,7 +241,8 @@ def reference_equal_with(sympy: Sympy, answer: str | None, gold: str | None) -> 
 def as_brackets(text: str) -> str:
     """Convert an interval from sympy's notation to brackets."""
     for name, ends in INTERVALS.items():
-        if whole := re.match(rf'{re.escape(name)}\((.*)\)$', text):
+        whole = re.match(rf'{re.escape(name)}\((.*)\)$', text)
+        if whole is not None:
             return f'{ends[0]}{whole[1]}{ends[1]}'
     return text
 
@@ -224,21 +261,28 @@ def equal_by_parts(sympy: Sympy, answer: str, gold: str) -> bool | None:
     """Return whether two lists are equal part by part; None if that cannot be decided."""
 
     def all_equal(answers: list[str], golds: list[str]) -> bool:
-        pairs = zip(answers, golds, strict=True)
-        return len(answers) == len(golds) and all(reference_equal_with(sympy, *pair) for pair in pairs)
+        if len(answers) != len(golds):
+            return False
+        return all(reference_equal_with(sympy, *pair) for pair in zip(answers, golds, strict=True))
 
+    # Pairs and intervals: (1, 2], with the same brackets.
     same_ends = bool(answer and gold) and answer[0] == gold[0] and answer[-1] == gold[-1]
-    if same_ends and answer[0] in '([' and answer[-1] in ')]' and all_equal(answer[1:-1].split(','), inner(gold)):
+    if same_ends and answer[0] in '([' and answer[-1] in ')]' and all_equal(inner(answer), inner(gold)):
         return True
+
+    # Lists: 1, 2.
     if ',' in answer and ',' in gold:
-        answers, golds = ([part.strip() for part in text.split(',')] for text in (answer, gold))
+        answers = [part.strip() for part in answer.split(',')]
+        golds = [part.strip() for part in gold.split(',')]
         if len(answers) == len(golds):
             return all_equal(answers, golds)
+
+    # sympy's points and matrices: Point(1, 2), Matrix([]).
     if answer.startswith('Point'):
         if not gold:
             return False
-        within = answer[answer.find('(') + 1 : -1].split(',')
-        if gold[0] == '(' and gold[-1] == ')' and all_equal(within, inner(gold)):
+        coordinates = answer[answer.find('(') + 1 : -1].split(',')
+        if gold[0] == '(' and gold[-1] == ')' and all_equal(coordinates, inner(gold)):
             return True
     if gold.startswith('\\begin{pmatrix}') and answer.startswith('Matrix') and len(gold.split()) < 3:
         return sympy('no_entries', answer, gold) or None

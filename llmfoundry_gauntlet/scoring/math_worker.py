@@ -27,9 +27,28 @@ from llmfoundry_gauntlet.errors import Caught
 from llmfoundry_gauntlet.scoring.math_reference import reference_equal_with
 
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl
-NAMES_NOT_FOR_MODELS = (  # functions that sympy's parser would otherwise call for model output
-    *('__import__', 'breakpoint', 'compile', 'delattr', 'dir', 'eval', 'exec', 'getattr', 'globals', 'input'),
-    *('lambdify', 'locals', 'open', 'preview', 'setattr', 'vars'),
+# Functions that sympy's parser would otherwise call for model output.
+NAMES_NOT_FOR_MODELS = (
+    # Python's that run or load code
+    '__import__',
+    'compile',
+    'eval',
+    'exec',
+    # Python's that reach objects and their attributes
+    'delattr',
+    'dir',
+    'getattr',
+    'globals',
+    'locals',
+    'setattr',
+    'vars',
+    # Python's that open files, read standard input or start a debugger
+    'breakpoint',
+    'input',
+    'open',
+    # sympy's that run code or start programs
+    'lambdify',
+    'preview',
 )
 
 
@@ -112,10 +131,9 @@ def algebra_equal(first: str, second: str) -> bool:
     one, other = parsed(first), parsed(second)
     if one is None or other is None:
         return False
-    equations = isinstance(one, Eq), isinstance(other, Eq)
-    if all(equations):
+    if isinstance(one, Eq) and isinstance(other, Eq):
         return proportional(one, other) or (solvable(one, other) and both_ways(verify, one, other))
-    if any(equations) or isinstance(one, Relational) or isinstance(other, Relational):
+    if isinstance(one, Relational) or isinstance(other, Relational):  # an equation is one, too
         return False
     if isinstance(one, Set) and isinstance(other, Set):
         return one == other or bool(one.symmetric_difference(other).is_empty)
@@ -124,7 +142,7 @@ def algebra_equal(first: str, second: str) -> bool:
 
 def both_ways(verify: Any, one: Any, other: Any) -> bool:
     """Return whether math-verify accepts the pair in either order."""
-    return any(verify(*pair, timeout_seconds=None) for pair in ((one, other), (other, one)))
+    return bool(verify(one, other, timeout_seconds=None) or verify(other, one, timeout_seconds=None))
 
 
 def parsed(text: str) -> Any:
@@ -142,12 +160,10 @@ def parsed(text: str) -> Any:
         )
     if not isinstance(form, sympy.Basic):
         return None
-    symbols = {
-        symbol: sympy.I if symbol.name == 'i' else sympy.Symbol(symbol.name, real=True)
-        for symbol in form.atoms(sympy.Symbol)
-    }
-    exact = {number: sympy.Rational(str(number)) for number in form.atoms(sympy.Float)}
-    form = form.xreplace(symbols | exact)
+    replacements = {number: sympy.Rational(str(number)) for number in form.atoms(sympy.Float)}
+    for symbol in form.atoms(sympy.Symbol):
+        replacements[symbol] = sympy.I if symbol.name == 'i' else sympy.Symbol(symbol.name, real=True)
+    form = form.xreplace(replacements)
     if isinstance(form, sympy.Set):
         return form.xreplace({sympy.Interval(-sympy.oo, sympy.oo): sympy.S.Reals}).doit()
     return form
@@ -171,31 +187,36 @@ def agree(one: Any, other: Any) -> bool:
 
 def near(one: Any, other: Any) -> bool:
     """Return whether two complex numbers agree to 20 digits, or are both zero up to rounding."""
-    sides = [number.as_real_imag() for number in (one, other)]
-    if all(part == 0 or getattr(part, '_prec', 2) == 1 for side in sides for part in side):
+    (real, imaginary), (other_real, other_imaginary) = one.as_real_imag(), other.as_real_imag()
+    parts = [real, imaginary, other_real, other_imaginary]
+    # sympy gives a result that may be 0 a precision of 1.
+    if all(part == 0 or getattr(part, '_prec', 2) == 1 for part in parts):
         return True
-    size = max(abs(part) for side in sides for part in side)
-    return all(abs(first - second) <= size * 10**-20 for first, second in zip(*sides, strict=True))
+    tolerance = max(map(abs, parts)) * 10**-20
+    return bool(abs(real - other_real) <= tolerance and abs(imaginary - other_imaginary) <= tolerance)
 
 
 def points(symbols: Any) -> Iterator[dict[Any, Any]]:
     """Yield three assignments of values to the variables."""
     from sympy import Rational
 
+    in_order = sorted(symbols, key=str)
     for start in (3, 17, -11):
         yield {
             symbol: Rational(start * 7 + 13 * index * index + 5 * index, 6 + index)
-            for index, symbol in enumerate(sorted(symbols, key=str))
+            for index, symbol in enumerate(in_order)
         }
 
 
 def proportional(one: Any, other: Any) -> bool:
     """Return whether two equations are equal up to a constant factor."""
-    sides = [equation.lhs - equation.rhs for equation in (one, other)]
+    difference, other_difference = one.lhs - one.rhs, other.lhs - other.rhs
     ratios = []
     for values in points(one.free_symbols | other.free_symbols):
-        above, below = (side.subs(values).doit().evalf(40) for side in sides)
-        if not (above.is_number and below.is_number and above.is_finite and below.is_finite) or not above or not below:
+        above = difference.subs(values).doit().evalf(40)
+        below = other_difference.subs(values).doit().evalf(40)
+        are_numbers = above.is_number and below.is_number and above.is_finite and below.is_finite
+        if not are_numbers or not above or not below:
             return False
         ratios.append((above / below).evalf(30))
     return all(near(ratio, ratios[0]) for ratio in ratios)

@@ -73,17 +73,19 @@ class GrowingAnswer:
 
     def __init__(self, reasoning: Reasoning | None) -> None:
         self._markers = () if reasoning is None else reasoning.markers
-        self._longest = max((len(mark) for pair in self._markers for mark in (pair.start, pair.end)), default=0)
+        marks = [mark for pair in self._markers for mark in (pair.start, pair.end)]
+        self._longest = max(map(len, marks), default=0)
         self._is_after_reasoning = False
         self.begin: int | None = None if reasoning is not None and reasoning.is_open else 0
 
     def read(self, text: str, known: int) -> None:
         """Read a text whose first `known` characters were read before."""
+        # A mark may have begun in what was read before.
         for _, end, is_end in marks_in(text, self._markers, max(0, known - self._longest)):
             self.begin = end if is_end else None
             self._is_after_reasoning = is_end or self._is_after_reasoning
-        blank = BLANK_LINES.match(text, self.begin) if self.begin and self._is_after_reasoning else None
-        self.begin = blank.end() if blank else self.begin
+        if self.begin and self._is_after_reasoning:
+            self.begin = after_blank_lines(text, self.begin, len(text))
 
 
 def answer_place(text: str, reasoning: Reasoning) -> tuple[int, int] | None:
@@ -92,6 +94,7 @@ def answer_place(text: str, reasoning: Reasoning) -> tuple[int, int] | None:
     The answer follows the end of the last reasoning that is followed by any text, and ends where further reasoning
     begins. Text before the first reasoning is no answer. An end without a beginning ends what comes before it.
     """
+    # Text between the end of reasoning and the beginning of more, or the end of the text.
     answers: list[tuple[int, int]] = []
     begin = None if reasoning.is_open else 0
     is_after_reasoning = False
@@ -100,15 +103,21 @@ def answer_place(text: str, reasoning: Reasoning) -> tuple[int, int] | None:
             answers.append((begin, start))
         begin = end if is_end else None
         is_after_reasoning = is_after_reasoning or is_end
+    is_reasoning_at_end = begin is None
     if begin is not None:
         answers.append((begin, len(text)))
-    elif not any(text[start:end].strip() for start, end in answers):
+
+    with_text = [(start, end) for start, end in answers if text[start:end].strip()]
+    if not with_text and is_reasoning_at_end:
         return None
-    begin, end = next((place for place in reversed(answers) if text[slice(*place)].strip()), answers[-1])
-    if is_after_reasoning:
-        blank = BLANK_LINES.match(text, begin, end)
-        begin = blank.end() if blank else begin
-    return begin, end
+    begin, end = with_text[-1] if with_text else answers[-1]
+    return (after_blank_lines(text, begin, end) if is_after_reasoning else begin), end
+
+
+def after_blank_lines(text: str, begin: int, end: int) -> int:
+    """Return the beginning of the first line that is not blank; what begins in the middle of a line stays."""
+    blank = BLANK_LINES.match(text, begin, end)
+    return blank.end() if blank else begin
 
 
 def marks_in(text: str, markers: tuple[ReasoningMarkers, ...], first: int = 0) -> Iterator[tuple[int, int, bool]]:
@@ -116,9 +125,11 @@ def marks_in(text: str, markers: tuple[ReasoningMarkers, ...], first: int = 0) -
     if not markers:
         return
     for mark in pattern_of(markers).finditer(text, first):
-        before, after = text[max(0, mark.start() - 1) : mark.start()], text[mark.end() : mark.end() + 1]
-        is_quoted = bool(before) and before in QUOTES and before == after and not text.startswith('```', mark.end())
-        if not is_quoted:
+        before = text[max(0, mark.start() - 1) : mark.start()]
+        after = text[mark.end() : mark.end() + 1]
+        is_in_quotes = bool(before) and before in QUOTES and before == after
+        begins_code_block = text.startswith('```', mark.end())
+        if not is_in_quotes or begins_code_block:
             yield mark.start(), mark.end(), mark['end'] is not None
 
 
@@ -127,10 +138,10 @@ def pattern_of(markers: tuple[ReasoningMarkers, ...]) -> re.Pattern[str]:
     """Return the pattern of all starts and ends, the longest first; its group `end` is an end."""
     starts = sorted({pair.start for pair in markers if pair.start}, key=len, reverse=True)
     ends = sorted({pair.end for pair in markers}, key=len, reverse=True)
-    groups = [f'(?P<end>{"|".join(map(re.escape, ends))})']
+    pattern = f'(?P<end>{"|".join(map(re.escape, ends))})'
     if starts:
-        groups.append('|'.join(map(re.escape, starts)))
-    return re.compile('|'.join(groups), re.IGNORECASE)
+        pattern += '|' + '|'.join(map(re.escape, starts))
+    return re.compile(pattern, re.IGNORECASE)
 
 
 def is_opened_by(prompt: str, markers: tuple[ReasoningMarkers, ...]) -> bool:

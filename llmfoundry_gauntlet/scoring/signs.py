@@ -45,18 +45,19 @@ PLAIN_LETTERS = {
 
 def opening_end(text: str, start: int = 0) -> int:
     """Return the end of the special tokens at the beginning of a text, with the role after one; else `start`."""
-    found = OPENING.match(text, start)
-    return found.end() if found else start
+    opening = OPENING.match(text, start)
+    return opening.end() if opening else start
 
 
 def without_special_tokens(text: str) -> str:
     """Return a text up to the token that ends its turn, without special tokens at its end; those in quotes are text."""
-    for found in ENDING.finditer(text):
-        before, after = text[max(0, found.start() - 1) : found.start()], text[found.end() : found.end() + 1]
+    for ending in ENDING.finditer(text):
+        before = text[max(0, ending.start() - 1) : ending.start()]
+        after = text[ending.end() : ending.end() + 1]
         is_quoted = bool(before) and before in QUOTES and before == after
-        is_of_html = found[0].lower() == '</s>' and '<s>' in text[: found.start()]
+        is_of_html = ending[0].lower() == '</s>' and '<s>' in text[: ending.start()]  # strikes a text through
         if not is_quoted and not is_of_html:
-            text = text[: found.start()]
+            text = text[: ending.start()]
             break
     closing = CLOSING.search(text, max(0, len(text) - MAX_TOKEN))
     while closing is not None:
@@ -67,7 +68,9 @@ def without_special_tokens(text: str) -> str:
 
 def without_signs(text: str, beside: Iterable[str] = ()) -> str:
     """Return a text with spaces in place of signs, unless one of the texts `beside` it, such as options, has any."""
-    return text if any(map(SIGN.search, beside)) else SIGN.sub(' ', text)
+    if any(map(SIGN.search, beside)):
+        return text
+    return SIGN.sub(' ', text)
 
 
 def plain_letters(text: str) -> str:
@@ -78,6 +81,8 @@ def plain_letters(text: str) -> str:
 def bare_answer(answer: str, golds: Iterable[str]) -> str:
     """Return an answer without signs, and with plain letters and digits, unless a gold answer has any of these."""
     golds = tuple(golds)
-    if plain_letters(''.join(golds)) == ''.join(golds):
+    if all(plain_letters(gold) == gold for gold in golds):
         answer = plain_letters(answer)
-    return without_signs(answer if any(map(ARROWS.search, golds)) else ARROWS.sub('', answer), golds)
+    if not any(map(ARROWS.search, golds)):
+        answer = ARROWS.sub('', answer)
+    return without_signs(answer, golds)

@@ -22,51 +22,66 @@ SCALES = {
     'trillion': 10**12,
     'dozen': 12,
 }
-# The names of each unit in the singular. After an amount of money, 'a day' or 'per hour' is ignored.
-MONEY = ('$ dollar usd buck', '€ euro eur', '£ pound gbp', 'rupee rs re inr', 'cent')
-MEASURES = (
-    '% percent',
-    '° degree',
-    'second sec',
-    'minute min',
-    'hour hr h',
-    'day',
-    'week',
-    'month',
-    'year yr',
-    'mm millimeter millimetre',
-    'cm centimeter centimetre',
-    'm meter metre',
-    'km kilometer kilometre',
-    'inch inche',
-    'foot feet ft',
-    'yard yd',
-    'mile mi',
-    'mg milligram',
-    'g gram gm',
-    'kg kilogram kilo',
-    'ounce oz',
-    'lb',
-    'ml milliliter millilitre',
-    'liter litre',
-    'gallon',
-    'cup',
-    'mile/hour mph',
-    'km/hour kmph kph',
-    'C °C celsius',
-    'F °F fahrenheit',
-    'K kelvin',
-)
-UNITS = {name: names.split()[0] for names in (*MONEY, *MEASURES) for name in names.split()}
-CURRENCIES = {names.split()[0] for names in MONEY}
+# The other names of each unit, in the singular.
+MONEY = {  # after an amount, 'a day' or 'per hour' is ignored
+    '$': ('dollar', 'usd', 'buck'),
+    '€': ('euro', 'eur'),
+    '£': ('pound', 'gbp'),
+    'rupee': ('rs', 're', 'inr'),
+    'cent': (),
+}
+MEASURES = {
+    # shares and angles
+    '%': ('percent',),
+    '°': ('degree',),
+    # time
+    'second': ('sec',),
+    'minute': ('min',),
+    'hour': ('hr', 'h'),
+    'day': (),
+    'week': (),
+    'month': (),
+    'year': ('yr',),
+    # length
+    'mm': ('millimeter', 'millimetre'),
+    'cm': ('centimeter', 'centimetre'),
+    'm': ('meter', 'metre'),
+    'km': ('kilometer', 'kilometre'),
+    'inch': ('inche',),
+    'foot': ('feet', 'ft'),
+    'yard': ('yd',),
+    'mile': ('mi',),
+    # mass
+    'mg': ('milligram',),
+    'g': ('gram', 'gm'),
+    'kg': ('kilogram', 'kilo'),
+    'ounce': ('oz',),
+    'lb': (),
+    # volume
+    'ml': ('milliliter', 'millilitre'),
+    'liter': ('litre',),
+    'gallon': (),
+    'cup': (),
+    # speed
+    'mile/hour': ('mph',),
+    'km/hour': ('kmph', 'kph'),
+    # temperature
+    'C': ('°C', 'celsius'),
+    'F': ('°F', 'fahrenheit'),
+    'K': ('kelvin',),
+}
+UNITS = {name: unit for unit, others in {**MONEY, **MEASURES}.items() for name in (unit, *others)}  # by name
+CURRENCIES = frozenset(MONEY)
 
 MAX_CHARACTERS = 1000  # of a number; Python parses at most 4,300 digits
-DIGITS = r'(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+'
-NUMBER = re.compile(
-    r'(?<![\w.,])(?P<sign>[-+]?)(?P<gap>\s?)(?:(?P<money>[$€£]|(?i:rs\b\.?|usd\b|eur\b))\s?)?(?P<inner>-?)'
-    rf'(?P<number>{DIGITS})(?:\s?/\s?(?P<divisor>\d+))?(?!\d)'
-    r'(?:\s?(?P<scale>(?i:hundred|thousand|million|billion|trillion|dozen|mn|bn)|k)s?(?![^\W_]))?'
+DIGITS = r'(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+'  # 1,234.5 and .5
+SIGN_AND_CURRENCY = (  # -$5, $-5, - 5, Rs. 5
+    r'(?P<sign>[-+]?)(?P<gap>\s?)(?:(?P<money>[$€£]|(?i:rs\b\.?|usd\b|eur\b))\s?)?(?P<inner>-?)'
 )
+DIVISOR = r'(?:\s?/\s?(?P<divisor>\d+))?'  # of 1/2
+SCALE = r'(?:\s?(?P<scale>(?i:hundred|thousand|million|billion|trillion|dozen|mn|bn)|k)s?(?![^\W_]))?'  # 5 million, 5k
+NUMBER = re.compile(rf'(?<![\w.,]){SIGN_AND_CURRENCY}(?P<number>{DIGITS}){DIVISOR}(?!\d){SCALE}')
+# 5%, 5 °C, 5 km/h, 5 miles per hour; one letter only of units that have one.
 UNIT = re.compile(r'\s*(?P<unit>[%$€£]|°\s?[CF]?(?![^\W_])|[^\W\d_]{2,}(?:(?:/| per )[^\W\d_]+)?|[mghCFK](?![^\W_]))')
 
 # Context that makes a number part of a formula, or of another number.
@@ -78,14 +93,24 @@ FORMULA_AFTER = re.compile(
 )
 JOINS = ('=', ':', '(')  # after these, a sign followed by a space belongs to the number
 
-FRACTION = re.compile(r'\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}')
-WRAPPED = re.compile(r'\\(?:text|mathrm|mathbf|boxed|operatorname)\s*\{([^{}]*)\}')
-INLINE = re.compile(r'(?<!\\)(\$\$?)((?:\\.|[^$\\])+)\1(?!\d)')
-BOLD = re.compile(r'(?<![\w*])(\*\*?)([^\s*](?:[^*]*[^\s*])?)\1(?![\w*])')
-MINUS = re.compile(r'\b(?:minus|negative)\s+(?=[$€£]?[\d.])', re.IGNORECASE)
-# minus sign, hyphen, non-breaking hyphen, en dash, no-break space, TeX's space
+# Markup around a number.
+FRACTION = re.compile(r'\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}')  # \frac{1}{2}
+WRAPPED = re.compile(r'\\(?:text|mathrm|mathbf|boxed|operatorname)\s*\{([^{}]*)\}')  # \text{5}
+INLINE = re.compile(r'(?<!\\)(\$\$?)((?:\\.|[^$\\])+)\1(?!\d)')  # $5$, but not $5 and $6
+BOLD = re.compile(r'(?<![\w*])(\*\*?)([^\s*](?:[^*]*[^\s*])?)\1(?![\w*])')  # **5**
+MINUS = re.compile(r'\b(?:minus|negative)\s+(?=[$€£]?[\d.])', re.IGNORECASE)  # minus 5
 DASHES = str.maketrans(
-    {'\u2212': '-', '\u2010': '-', '\u2011': '-', '\u2013': '-', '\u00a0': ' ', '\u202f': ' ', '~': ' '}
+    {
+        # minus sign, hyphen, non-breaking hyphen, en dash
+        '\u2212': '-',
+        '\u2010': '-',
+        '\u2011': '-',
+        '\u2013': '-',
+        # no-break spaces, and TeX's
+        '\u00a0': ' ',
+        '\u202f': ' ',
+        '~': ' ',
+    }
 )
 NON_FINITE_GENERATION = 'the model returned logits that are not finite numbers'
 
@@ -119,35 +144,45 @@ class Quantity:
 def number_in(text: str) -> Quantity | None:
     """Return the only number in a text; None if it has none, several, or one that is part of a formula."""
     text = without_number_markup(text)
-    found = NUMBER.search(text)
-    if found is None or len(found[0]) > MAX_CHARACTERS or int(found['divisor'] or 1) == 0:
+    number = NUMBER.search(text)
+    if number is None or len(number[0]) > MAX_CHARACTERS or int(number['divisor'] or 1) == 0:
         return None
-    before, after = text[: found.start()], text[found.end() :]
-    if any(character.isnumeric() for character in before + after) or not has_own_sign(found, before):
+    before, after = text[: number.start()], text[number.end() :]
+    has_other_numbers = any(character.isnumeric() for character in before + after)
+    if has_other_numbers or not has_own_sign(number, before):
         return None
-    named = UNIT.match(after)
-    name = named['unit'] if named else ''
-    rest = after[named.end() :] if named and not found['money'] else after
-    unit = unit_called((found['money'] or name).rstrip('.'))
+
+    # An amount of money has its unit before it; a word after it is no unit.
+    currency = number['money']
+    after_number = UNIT.match(after)
+    name = after_number['unit'] if after_number else ''
+    rest = after[after_number.end() :] if after_number and not currency else after
+    unit = unit_called((currency or name).rstrip('.'))
+
     if FORMULA_BEFORE.search(before) or FORMULA_AFTER.match(after) or FORMULA_AFTER.match(rest):
         return None
-    if after[:1].isalpha() and (found['money'] or not is_known(unit)):  # $5K, 18th
+    if after[:1].isalpha() and (currency or not is_known(unit)):  # $5K, 18th
         return None
-    if found['money'] and len(name) == 1:  # £5 m
+    if currency and len(name) == 1:  # £5 m
         return None
-    value = Fraction(found['number'].replace(',', '')) * SCALES.get((found['scale'] or '').lower(), 1)
-    return Quantity(
-        value=value / int(found['divisor'] or 1) * (-1 if '-' in (found['sign'], found['inner']) else 1),
-        unit=unit,
-        alone=not before.strip() and rest.strip() in ('', '.'),
-    )
+    return Quantity(value=value_of(number), unit=unit, alone=not before.strip() and rest.strip() in ('', '.'))
 
 
-def has_own_sign(found: re.Match[str], before: str) -> bool:
+def value_of(number: re.Match[str]) -> Fraction:
+    """Return the value of a match of NUMBER."""
+    is_negative = '-' in (number['sign'], number['inner'])
+    digits = number['number'].replace(',', '')
+    scale = SCALES.get((number['scale'] or '').lower(), 1)
+    value = Fraction(digits) * scale / int(number['divisor'] or 1)
+    return -value if is_negative else value
+
+
+def has_own_sign(number: re.Match[str], before: str) -> bool:
     """Return whether the text before a number's digits is its sign, if anything, and not an operation."""
-    if found['sign'] and found['inner']:
+    if number['sign'] and number['inner']:  # two signs: -$-5
         return False
-    return not (found['sign'] and found['gap']) or not before.strip() or before.rstrip().endswith(JOINS)
+    is_apart = number['sign'] and number['gap']  # as in 3 - 5
+    return not is_apart or not before.strip() or before.rstrip().endswith(JOINS)
 
 
 @lru_cache(maxsize=65536)
@@ -161,11 +196,24 @@ def quantity_of(gold: str) -> Quantity | None:
 
 def without_number_markup(text: str) -> str:
     """Return a text without the markup that LaTeX and Markdown put around a number."""
-    text = BOLD.sub(r'\2', INLINE.sub(r'\2', WRAPPED.sub(r'\1', text)))
-    text = FRACTION.sub(r'\1/\2', re.sub(r'(?<=\d)(?=\s*\\[dt]?frac)', ' ', text))
-    text = re.sub(r'\\[()\[\],!;:]', '', text.replace('{,}', ','))
-    text = re.sub(r'\\([%$ ])', r'\1', text).translate(DASHES)
-    return MINUS.sub('-', re.sub(r'(?i:\bper cent\b)', 'percent', text))
+    # Fonts: \\text{5}, $5$, **5**.
+    text = WRAPPED.sub(r'\1', text)
+    text = INLINE.sub(r'\2', text)
+    text = BOLD.sub(r'\2', text)
+
+    # Fractions; a mixed number, 1\\frac{1}{2}, is two numbers.
+    text = re.sub(r'(?<=\d)(?=\s*\\[dt]?frac)', ' ', text)
+    text = FRACTION.sub(r'\1/\2', text)
+
+    # Separators of thousands, spacing, escapes and dashes.
+    text = text.replace('{,}', ',')
+    text = re.sub(r'\\[()\[\],!;:]', '', text)
+    text = re.sub(r'\\([%$ ])', r'\1', text)
+    text = text.translate(DASHES)
+
+    # Words for signs.
+    text = re.sub(r'(?i:\bper cent\b)', 'percent', text)
+    return MINUS.sub('-', text)
 
 
 def unit_called(name: str) -> str:
@@ -179,8 +227,11 @@ def unit_called(name: str) -> str:
 
 def one_unit(name: str) -> str:
     """Return the unit of a name without a division."""
+    # Single letters differ by case: C is Celsius, K Kelvin, and k no unit.
     lower = name.lower().replace(' ', '') if len(name) > 1 else name
-    return UNITS.get(lower.replace('°c', '°C').replace('°f', '°F')) or UNITS.get(lower.removesuffix('s'), lower)
+    with_degrees = lower.replace('°c', '°C').replace('°f', '°F')
+    singular = lower.removesuffix('s')
+    return UNITS.get(with_degrees) or UNITS.get(singular, lower)
 
 
 def is_known(unit: str) -> bool:
@@ -190,25 +241,26 @@ def is_known(unit: str) -> bool:
 
 def stop_position(text: str, rule: StopRule, start: int = 0) -> int | None:
     """Return the end of a generation, None if nothing stops it. Stop strings that begin before `start` are ignored."""
-    found = [place for word in rule.strings if (place := text.find(word, start)) >= 0]
+    ends: list[int | None] = []
+    for word in rule.strings:
+        ends.append(text.find(word, start))
     if rule.answer_end:
-        found += answer_position(text, rule)
+        ends.append(answer_position(text, rule))
     if rule.program is not None and (start == 0 or rule.program.may_end(text, start)):
-        end_of_program = rule.program.position(text)
-        found += [] if end_of_program is None else [end_of_program]
-    return min(found, default=None)
+        ends.append(rule.program.position(text))
+    return min((end for end in ends if end is not None and end >= 0), default=None)
 
 
-def answer_position(text: str, rule: StopRule) -> list[int]:
-    """Return the end of the answer in a generation, if there is one."""
-    begin = text.find(rule.answer_delimiter)
-    if begin < 0:
-        return []
-    begin += len(rule.answer_delimiter)
+def answer_position(text: str, rule: StopRule) -> int | None:
+    """Return the end of the answer in a generation, None if there is none; white space before it is no answer."""
+    delimiter = text.find(rule.answer_delimiter)
+    if delimiter < 0:
+        return None
+    begin = delimiter + len(rule.answer_delimiter)
     rest = text[begin:]
     begin += len(rest) - len(rest.lstrip())
     end = text.find(rule.answer_end, begin)
-    return [end] if end >= 0 else []
+    return None if end < 0 else end
 
 
 def cut_at_stops(text: str, rule: StopRule) -> str:
@@ -248,7 +300,9 @@ def normalize_words(text: str) -> str:
     An article precedes a word, so the last one is a name: the letter A, vitamin A.
     """
     before, _, last = words_in(text).rstrip().rpartition(' ')
-    return f'{normalize_answer(before)} {last}'.strip() if ARTICLE.fullmatch(last) else normalize_answer(text)
+    if not ARTICLE.fullmatch(last):
+        return normalize_answer(text)
+    return f'{normalize_answer(before)} {last}'.strip()
 
 
 def has_prefix_of(answer: str, golds: Iterable[str], *, normalize: bool, reference: bool) -> bool:
@@ -261,10 +315,14 @@ def has_prefix_of(answer: str, golds: Iterable[str], *, normalize: bool, referen
     given = clean(answer)
     for gold in golds:
         wanted = clean(gold)
-        if normalize and not reference and normalize_words(gold) != wanted:
-            if starts_with_name(answer, normalize_words(gold).split()):
-                return True
-        elif given.startswith(wanted) if wanted or reference else is_same_text(answer, gold):
+        ends_like_article = normalize and not reference and normalize_words(gold) != wanted
+        if ends_like_article:
+            is_right = starts_with_name(answer, normalize_words(gold).split())
+        elif wanted or reference:
+            is_right = given.startswith(wanted)
+        else:
+            is_right = is_same_text(answer, gold)
+        if is_right:
             return True
     return False
 
@@ -277,11 +335,11 @@ def starts_with_name(answer: str, name: Sequence[str]) -> bool:
     if len(name) == 1:
         alone = STANDING_ARTICLE.match(answer)
         return alone is not None and alone[1].lower() == name[0]
-    num_found = 0
+    num_matched = 0  # words of the name
     for word in words_in(answer).split():
-        if word == name[num_found]:
-            num_found += 1
-            if num_found == len(name):
+        if word == name[num_matched]:
+            num_matched += 1
+            if num_matched == len(name):
                 return True
         elif not ARTICLE.fullmatch(word):
             return False
@@ -307,7 +365,8 @@ def is_strictly(answer: str, gold: str, *, normalize: bool) -> bool:
         return False
     quantity = quantity_of(gold)
     if quantity is not None:
-        return (found := number_in(answer)) is not None and found.agrees_with(quantity)
+        given = number_in(answer)
+        return given is not None and given.agrees_with(quantity)
     if not FORMULA.search(gold.translate(DASHES)):
         return True
     signs_of_answer = SIGN.findall(without_number_markup(answer))
@@ -336,11 +395,12 @@ def is_numeric_match(answer: str, golds: Iterable[str], *, normalize: bool) -> b
 def score_named(text: str, choices: Sequence[str], gold: int) -> Score:
     """Score the choice that a generation starts with, ignoring case: the longest if several match, 0 if none does."""
     given = text.strip().lower()
-    named = [
-        index
-        for index, choice in enumerate(choices)
-        if (name := choice.strip().lower()) and re.match(rf'{re.escape(name)}(?!\w|[.,]\d)', given)
-    ]
+    names = [choice.strip().lower() for choice in choices]
+    named = []
+    for index, name in enumerate(names):
+        # Not a part of a word or a number: 'no' in 'not', '1' in '1.5'.
+        if name and re.match(rf'{re.escape(name)}(?!\w|[.,]\d)', given):
+            named.append(index)
     if not named:
         return Score(value=0.0, answer=text.strip(), reason='the generation starts with none of the choices')
     longest = max(named, key=lambda index: len(choices[index].strip()))

@@ -19,31 +19,55 @@ from llmfoundry_gauntlet.scoring.mathematics import Comparer, gold_of
 
 NUM_WRONG = 300
 GOLDS = (
-    *('18', '-7', '0.25', '14,\\!400', '3.75', '137 \\frac{1}{2}', '\\frac{5}{9}', '-\\frac{2}{3}', '2^{2005}'),
-    *(
-        '44\\%',
-        '7.2\\%',
-        '\\$18.90',
-        '5\\text{ cm}',
-        '440\\text{ cm}^2',
-        '30^\\circ',
-        '85\\text{ feet}',
-        '9\\text{ a.m.}',
-    ),
-    *('2112_6', '11010_2', '152A_{11}', '3:1', '\\text{Friday}', '\\text{(C)}', '\\text{even}'),
-    *('(3,-4)', '(1,2,3)', '\\left(\\frac{3}{5},\\frac{8}{3}\\right]', '[0,\\infty)', '(-\\infty,-8)\\cup (8,\\infty)'),
-    *('4,6,14,15', '2 + \\sqrt{6}, 2 - \\sqrt{6}', '\\{1\\pm\\sqrt{5},-2\\}', '\\frac{\\pi}{4}, \\frac{9 \\pi}{4}'),
-    *('\\begin{pmatrix} 2 & 0 \\\\ -3 & 5 \\end{pmatrix}', '\\begin{pmatrix} -7 \\\\ 16 \\\\ 5 \\end{pmatrix}'),
-    *(
-        'x^3 + 2x^2 + x',
-        '7(x+3) (x-3)',
-        '\\frac{x+2}{7}',
-        '\\frac{6\\sqrt{5}}{5}',
-        '99\\pi',
-        '5 - 10i',
-        '36x \\sqrt{35x}',
-    ),
-    *('x = 4', 'y = 2x + 3', 'x^2 + y^2 = 13', '4x-5y=-50', 'f(2) < f(1) < f(4)', 'x \\ge 3', '\\cos 58^\\circ'),
+    '18',
+    '-7',
+    '0.25',
+    '14,\\!400',
+    '3.75',
+    '137 \\frac{1}{2}',
+    '\\frac{5}{9}',
+    '-\\frac{2}{3}',
+    '2^{2005}',
+    '44\\%',
+    '7.2\\%',
+    '\\$18.90',
+    '5\\text{ cm}',
+    '440\\text{ cm}^2',
+    '30^\\circ',
+    '85\\text{ feet}',
+    '9\\text{ a.m.}',
+    '2112_6',
+    '11010_2',
+    '152A_{11}',
+    '3:1',
+    '\\text{Friday}',
+    '\\text{(C)}',
+    '\\text{even}',
+    '(3,-4)',
+    '(1,2,3)',
+    '\\left(\\frac{3}{5},\\frac{8}{3}\\right]',
+    '[0,\\infty)',
+    '(-\\infty,-8)\\cup (8,\\infty)',
+    '4,6,14,15',
+    '2 + \\sqrt{6}, 2 - \\sqrt{6}',
+    '\\{1\\pm\\sqrt{5},-2\\}',
+    '\\frac{\\pi}{4}, \\frac{9 \\pi}{4}',
+    '\\begin{pmatrix} 2 & 0 \\\\ -3 & 5 \\end{pmatrix}',
+    '\\begin{pmatrix} -7 \\\\ 16 \\\\ 5 \\end{pmatrix}',
+    'x^3 + 2x^2 + x',
+    '7(x+3) (x-3)',
+    '\\frac{x+2}{7}',
+    '\\frac{6\\sqrt{5}}{5}',
+    '99\\pi',
+    '5 - 10i',
+    '36x \\sqrt{35x}',
+    'x = 4',
+    'y = 2x + 3',
+    'x^2 + y^2 = 13',
+    '4x-5y=-50',
+    'f(2) < f(1) < f(4)',
+    'x \\ge 3',
+    '\\cos 58^\\circ',
 )
 WORDS = ('Monday', 'odd', 'Evelyn', 'D', 'parabola')
 
@@ -124,13 +148,17 @@ def in_brackets(new: Callable[[list[str]], str | None], *, kinds: tuple[str, ...
 def interval_ends(gold: str, form: Form, _: random.Random) -> str | None:
     if form.kind != TUPLE or form.ends not in ('[]', '(]', '[)', '()') or len(form.parts) != 2:
         return None
-    other = {'[': '(', '(': '['}[form.ends[0]]
-    return other + ','.join(part.text for part in form.parts) + form.ends[1]
+    other_opening = {'[': '(', '(': '['}[form.ends[0]]
+    ends = ','.join(part.text for part in form.parts)
+    return f'{other_opening}{ends}{form.ends[1]}'
 
 
 def one_part_less(gold: str, form: Form, _: random.Random) -> str | None:
     pieces = re.split(r'\\cup|,(?![^()\[\]]*[)\]])', gold)
-    return (r'\cup' if 'cup' in gold else ',').join(pieces[1:]) if len(pieces) > 1 and 'pm' not in gold else None
+    if len(pieces) == 1 or 'pm' in gold:
+        return None
+    joint = r'\cup' if 'cup' in gold else ','
+    return joint.join(pieces[1:])
 
 
 def one_part_more(gold: str, form: Form, _: random.Random) -> str | None:

@@ -90,7 +90,8 @@ Rs.1680 | 1,680
     ),
     ('18\nBecause 20 is too many', '18'),  # the first line
     ('\n \n18', '18'),
-    *(('\u22125', '-5'), ('\u20135', '-5')),  # minus and dash
+    ('\u22125', '-5'),
+    ('\u20135', '-5'),  # minus and dash
     *((f'5{unit}', '5') for unit in ATTACHED),  # no part of the number, as in 18th
     *(('5', f'5 {unit}') for unit in NAMED),
 ]
@@ -142,7 +143,9 @@ Revolution 9 | 9
 1 | 1/0
 """
     ),
-    *(('', '18'), ('the first\n18', '18'), ('\u22125', '5')),
+    ('', '18'),
+    ('the first\n18', '18'),
+    ('\u22125', '5'),
     *((f'{sign}3', '3') for sign in SIGNS if sign not in '^\u221a>\u00b1'),
     *((f'3{sign}x', '3') for sign in SIGNS),
     *((f'{function} 3', '3') for function in FUNCTIONS[2:]),
@@ -175,8 +178,22 @@ def test_very_long_digits_are_no_number():
 
 
 OTHERS = (
-    *('Paris', '108 phones to fix', 'There is exactly 1 solution.', '4 Tops', '96 men', '1st', '7!', '$3 x$', '$2 c$'),
-    *('(3,-8)', '31 and 41', '10!/6', '4 1/3 km/h', '3% Profit', 'A)59', ''),
+    'Paris',
+    '108 phones to fix',
+    'There is exactly 1 solution.',
+    '4 Tops',
+    '96 men',
+    '1st',
+    '7!',
+    '$3 x$',
+    '$2 c$',
+    '(3,-8)',
+    '31 and 41',
+    '10!/6',
+    '4 1/3 km/h',
+    '3% Profit',
+    'A)59',
+    '',
 )
 
 

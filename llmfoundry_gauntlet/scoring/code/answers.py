@@ -76,8 +76,11 @@ def read_answer(text: str, end: ProgramEnd) -> CodeAnswer:
     """
     text = same_lines(text[: end.position(text)])
     language, target = end.language, end.target
+
+    # Marks of code blocks inside a body belong to its strings, unless it begins with one.
     is_python_body = language == PYTHON and is_body(text, masked(text, PYTHON), continues_line=end.continues_line)
-    blocks = [] if is_python_body and not FENCE.match(text.lstrip('\n')) else code_blocks(text)
+    begins_block = FENCE.match(text.lstrip('\n')) is not None
+    blocks = [] if is_python_body and not begins_block else code_blocks(text)
     inline = INLINE.fullmatch(text.strip())
     if blocks:
         text = joined_blocks(blocks, language, target)
@@ -132,9 +135,9 @@ def joined_blocks(blocks: Sequence[Block], language: str, target: str) -> str:
     if not defining:
         bodies = [block.code for block in of_language if re.search(r'\breturn\b', block.code)]
         return bodies[-1] if bodies else of_language[0].code
-    counts = defining[-1]
-    chosen = {counts}
-    names = defined_names(codes[counts], language)
+    last = defining[-1]
+    chosen = {last}
+    names = defined_names(codes[last], language)
     # From the last to the first: of a helper that is written twice the later one counts.
     for place in reversed(range(len(codes))):
         new_names = defined_names(codes[place], language)
@@ -161,9 +164,10 @@ def only_defines(code: str, language: str) -> bool:
     """Return whether code consists of imports, functions and types."""
     hidden = masked(code, language)
     starts = top_lines(hidden, language)
-    return bool(starts) and all(
-        IMPORTS[language].match(hidden, start) or FUNCTIONS[language].match(hidden, start) for start in starts
-    )
+    for start in starts:
+        if not IMPORTS[language].match(hidden, start) and not FUNCTIONS[language].match(hidden, start):
+            return False
+    return bool(starts)
 
 
 def whole_program(text: str, language: str, target: str, *, is_marked: bool) -> CodeAnswer | None:
@@ -201,13 +205,14 @@ def class_with(text: str, language: str, target: str) -> int | None:
 
 def program_around(text: str, language: str, defined: int) -> str:
     """Return the statements of the program whose function, or its class, is defined at `defined`."""
-    code = masked(text, language)
+    # The program may end with the text, which is no end that `end_of_definitions` sees.
     end = end_of_definitions(masked(text + LAST_LINE, language), language, defined)
-    end = len(text) if end is None else min(end, len(text))
-    starts = [start for start in top_lines(code, language) if start < end]
-    statements = [text[start:after] for start, after in pairwise((*starts, end))]
-    kept = [statement for statement in statements if not is_comment_on(statement, language)]
-    return ''.join(kept).rstrip() + '\n'
+    end_of_program = len(text) if end is None else min(end, len(text))
+
+    starts = [start for start in top_lines(masked(text, language), language) if start < end_of_program]
+    statements = [text[start:after] for start, after in pairwise((*starts, end_of_program))]
+    of_program = [statement for statement in statements if not is_comment_on(statement, language)]
+    return ''.join(of_program).rstrip() + '\n'
 
 
 def is_comment_on(statement: str, language: str) -> bool:

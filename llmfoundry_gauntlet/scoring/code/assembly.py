@@ -117,9 +117,13 @@ def with_python_body(program: Program, answer: CodeAnswer) -> str:
 def fits(statement: str, own: list[str]) -> bool:
     """Return whether a statement may follow these statements of a Python function with the indentation that it has."""
     column = column_of(statement)
-    opens_block = not own or own[-1].rstrip().endswith(':')
-    in_block = opens_block and bool(column) and (not own or column.startswith(column_of(own[-1])))
-    return in_block or column in map(column_of, own[1:])
+    if not own:
+        return column != ''
+    opens_block = own[-1].rstrip().endswith(':')
+    if opens_block and column and column.startswith(column_of(own[-1])):
+        return True
+    columns_of_body = [column_of(earlier) for earlier in own[1:]]
+    return column in columns_of_body
 
 
 def is_unfinished(statement: str) -> bool:

@@ -32,22 +32,23 @@ BRACKETS = re.compile(r'[()\[\]{}]|\n')
 BLANK_LINES = re.compile(r'\n\s*\n')
 WORD = re.compile(r'\w+')
 
-# What a statement at the start of a line defines: functions and types in the first pattern, values in the second.
+# The functions and types that a statement at the start of a line defines.
 FUNCTIONS = {
-    PYTHON: re.compile(r'(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)'),
-    CPP: re.compile(
+    PYTHON: re.compile(r'(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)'),  # def f, class Solution
+    CPP: re.compile(  # template <class T> T f(vector<T> a) {, struct Node {, int f(int);
         r'(?!(?:return|else|case|throw|delete|goto|new)\b)(?:template[ \t]*<[^;{}]{0,300}>\s*)?'
         r'(?:(?:struct|class|enum(?:[ \t]+class)?|union)[ \t]+(\w+)[^;()]{0,200}?[{;]'
         r'|[\w:][^\n(){};=]{0,200}?[\s>*&](\w+)\s*\([^(){};]*(?:\([^(){};]*\)[^(){};]*)*\)[\w\s]*[{;])'
     ),
-    JAVASCRIPT: re.compile(
+    JAVASCRIPT: re.compile(  # function f, class A, const f = (a) =>, exports.f = function
         r'(?:export[ \t]+(?:default[ \t]+)?)?(?:(?:async[ \t]+)?function[ \t]*\*?[ \t]*(\w[\w$]*)|class[ \t]+(\w+)'
         r'|(?:(?:const|let|var)[ \t]+|(?:module[ \t]*\.[ \t]*)?exports[ \t]*\.[ \t]*)?(\w[\w$]*)[ \t]*=[ \t]*'
         r'(?:async\b[ \t]*)?(?:function\b|class\b|\w+[ \t]*=>|\([^()]*(?:\([^()]*\)[^()]*)*\)[ \t]*=>))'
     ),
 }
+# The values that it defines.
 VALUES = {
-    PYTHON: re.compile(r'(\w+)[ \t]*(?::[^=\n]*)?=(?!=)'),
+    PYTHON: re.compile(r'(\w+)[ \t]*(?::[^=\n]*)?=(?!=)'),  # x = 1, x: int = 1
     CPP: re.compile(r'[\w:][^\n(){};=]{0,200}?[\s>*&](\w+)[ \t]*(?:\[[^\]\n]*\][ \t]*)*(?:=|\{[^{}\n]*\}[ \t]*;|;)'),
     JAVASCRIPT: re.compile(r'(?:export[ \t]+)?(?:const|let|var)[ \t]+(\w[\w$]*)[ \t]*='),
 }
@@ -191,10 +192,10 @@ def lines_with_starts(text: str) -> Iterator[tuple[int, str]]:
 
 def defined_name(code: str, start: int, patterns: Mapping[str, re.Pattern[str]], language: str) -> str | None:
     """Return the name that the statement at `start` of masked code defines, None if it defines nothing."""
-    found = patterns[language].match(code, start)
-    if found is None:
+    definition = patterns[language].match(code, start)
+    if definition is None:
         return None
-    return next(filter(None, found.groups()), None)
+    return next(filter(None, definition.groups()), None)
 
 
 def definition_of(code: str, language: str, target: str) -> int | None:
@@ -206,9 +207,11 @@ def definition_of(code: str, language: str, target: str) -> int | None:
     for start in top_lines(code, language):
         if closing is not None and start >= closing:
             return None
-        found = FUNCTIONS[language].match(code, start)
-        if found and target in found.groups() and (language != CPP or found[0].endswith('{')):
-            return start
+        definition = FUNCTIONS[language].match(code, start)
+        if definition and target in definition.groups():
+            is_declaration = language == CPP and not definition[0].endswith('{')
+            if not is_declaration:
+                return start
         if language == PYTHON and defined_name(code, start, VALUES, PYTHON) == target:
             return start
         if language == JAVASCRIPT and WHOLE_EXPORT.match(code, start):
@@ -219,10 +222,10 @@ def definition_of(code: str, language: str, target: str) -> int | None:
 def unopened_brace(code: str) -> int | None:
     """Return the end of the first closing brace in masked code that the code did not open, None without one."""
     depth = 0
-    for found in re.finditer(r'[{}]', code):
-        depth += 1 if found[0] == '{' else -1
+    for brace in re.finditer(r'[{}]', code):
+        depth += 1 if brace[0] == '{' else -1
         if depth < 0:
-            return found.end()
+            return brace.end()
     return None
 
 
@@ -274,8 +277,8 @@ def before_decorators(code: str, start: int) -> int:
 
 def first_of_code(code: str) -> int | None:
     """Return the place of the first character of masked code that is not white space."""
-    found = re.search(r'\S', code)
-    return found.start() if found else None
+    character = re.search(r'\S', code)
+    return character.start() if character else None
 
 
 def is_body(text: str, code: str, *, continues_line: bool) -> bool:
@@ -389,9 +392,33 @@ def same_lines(text: str) -> str:
 
 # Words that may stand beside another word in Python or JavaScript.
 KEYWORDS = frozenset(
-    {*keyword.kwlist, *keyword.softkwlist, 'print'}
-    | {'case', 'const', 'default', 'delete', 'export', 'extends', 'function', 'get', 'instanceof', 'let', 'new', 'of'}
-    | {'set', 'static', 'switch', 'throw', 'typeof', 'var', 'void'}
+    {
+        # Python's
+        *keyword.kwlist,
+        *keyword.softkwlist,
+        'print',
+        # JavaScript's that declare
+        'const',
+        'export',
+        'extends',
+        'function',
+        'get',
+        'let',
+        'set',
+        'static',
+        'var',
+        # JavaScript's in statements and expressions
+        'case',
+        'default',
+        'delete',
+        'instanceof',
+        'new',
+        'of',
+        'switch',
+        'throw',
+        'typeof',
+        'void',
+    }
 )
 ALONE = frozenset({'default', 'else', 'except', 'finally', 'try'})  # statements that are one word and a colon
 QUOTED = re.compile(r"""(?<!\w)[bfruBFRU]{0,2}(?:'[^'\n]*'|"[^"\n]*")|(?:#|//).*""")
@@ -416,4 +443,4 @@ def has_words(line: str) -> bool:
         return alone[1] not in ALONE
     if CONTRACTION.match(words) or INTRODUCTION.fullmatch(words):
         return True
-    return any(not KEYWORDS & {found[1], found[2]} for found in TWO_WORDS.finditer(words))
+    return any(KEYWORDS.isdisjoint(pair.groups()) for pair in TWO_WORDS.finditer(words))

@@ -64,12 +64,13 @@ def runner(name: str) -> Mount:
 def python_mounts() -> tuple[str, tuple[Mount, ...], tuple[str, ...]]:
     """Return this Python's executable, its folders outside the system's, and its package folders, which are hidden."""
     program = os.path.realpath(sys.executable)
+    stdlib = Path(sysconfig.get_paths()['stdlib'])
     mounts = []
     if not Path(program).is_relative_to('/usr'):
-        library = Path(sysconfig.get_paths()['stdlib']).parent
-        mounts = [Mount(program, program), Mount(str(library), str(library))]
-    stdlib = Path(sysconfig.get_paths()['stdlib'])
-    hidden = [str(stdlib / name) for name in ('site-packages', 'dist-packages') if (stdlib / name).is_dir()]
+        library = str(stdlib.parent)
+        mounts = [Mount(program, program), Mount(library, library)]
+    package_folders = [stdlib / 'site-packages', stdlib / 'dist-packages']
+    hidden = [str(folder) for folder in package_folders if folder.is_dir()]
     return program, tuple(mounts), tuple(hidden)
 
 

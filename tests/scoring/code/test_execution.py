@@ -51,9 +51,26 @@ def test_results_do_not_depend_on_isolation(language: str, level: str):
 
 
 VALUES = [
-    *(None, True, 0, -7, 2**80, 0.1, -0.0, math.inf, 'a\n"\\ é \U0001f600 \ud800', b'\x00\xff', 1 + 2j, range(1, 9, 2)),
-    *([1, [2.0, 'x'], None], (1, (2,)), {1: 'a', (1, 2): [3], 'k': {'n': 1}}, {1, 'a', (2, 3)}, frozenset({1})),
-    *([], {}, set()),
+    None,
+    True,
+    0,
+    -7,
+    2**80,
+    0.1,
+    -0.0,
+    math.inf,
+    'a\n"\\ é \U0001f600 \ud800',
+    b'\x00\xff',
+    1 + 2j,
+    range(1, 9, 2),
+    [1, [2.0, 'x'], None],
+    (1, (2,)),
+    {1: 'a', (1, 2): [3], 'k': {'n': 1}},
+    {1, 'a', (2, 3)},
+    frozenset({1}),
+    [],
+    {},
+    set(),
 ]
 
 
@@ -130,20 +147,48 @@ def test_an_error_of_the_test_is_the_reason():
     assert outcome == Outcome(False, 'NameError in the test, after call 1')
 
 
-SUM = {'solution': '    return sum(x)\n', 'prompt': 'def f(x):\n'}
-DOUBLE = '  return a.map((x) => 2 * x)\n}\n'
-SCALE = '  for (auto& x : a) x *= b;\n  return a;\n}\n'
+@pytest.mark.parametrize(
+    ('given', 'wanted', 'passes'),
+    [
+        ('([1, 2],)', '3', True),
+        ('([1, 2],)', '4', False),
+        ('([],)', '0', True),
+    ],
+)
+def test_results_of_python_are_compared_with_those_of_input_output_pairs(given: str, wanted: str, passes: bool):
+    pairs = (('([5],)', '5'), (given, wanted))
+    outcome = python('', '    return sum(x)\n', 'def f(x):\n', pairs=pairs)
+    assert outcome.passed == passes
 
 
-def test_results_are_compared_with_those_of_input_output_pairs():
-    for given, wanted, passes in (('([1, 2],)', '3', True), ('([1, 2],)', '4', False), ('([],)', '0', True)):
-        assert python('', **SUM, pairs=(('([5],)', '5'), (given, wanted))).passed == passes
-    assert python('', '    return x\n', 'def f(x):\n', pairs=(("('a b',)", 'a b'),)).passed  # a literal, no expression
-    for solution, passes in ((DOUBLE, True), ('  return a\n}\n', False)):
-        assert javascript('', solution, 'const f = (a) => {\n', pairs=(('[1, 2]', '[2, 4]'),)).passed == passes
+def test_a_result_that_is_no_expression_is_a_text():
+    outcome = python('', '    return x\n', 'def f(x):\n', pairs=(("('a b',)", 'a b'),))
+    assert outcome.passed
+
+
+@pytest.mark.parametrize(
+    ('solution', 'passes'),
+    [
+        ('  return a.map((x) => 2 * x)\n}\n', True),
+        ('  return a\n}\n', False),
+    ],
+)
+def test_results_of_javascript_are_compared_with_those_of_input_output_pairs(solution: str, passes: bool):
+    outcome = javascript('', solution, 'const f = (a) => {\n', pairs=(('[1, 2]', '[2, 4]'),))
+    assert outcome.passed == passes
+
+
+@pytest.mark.parametrize(
+    ('solution', 'passes'),
+    [
+        ('  for (auto& x : a) x *= b;\n  return a;\n}\n', True),
+        ('  return a;\n}\n', False),
+    ],
+)
+def test_results_of_cpp_are_compared_with_those_of_input_output_pairs(solution: str, passes: bool):
     prompt = '#include <vector>\nusing namespace std;\nvector<float> f(vector<float> a, float b) {\n'
-    for solution, passes in ((SCALE, True), ('  return a;\n}\n', False)):
-        assert run(CPP, '', solution, prompt, pairs=(('{1, 2}, 3', '{3, 6.00001}'),)).passed == passes
+    outcome = run(CPP, '', solution, prompt, pairs=(('{1, 2}, 3', '{3, 6.00001}'),))
+    assert outcome.passed == passes
 
 
 def test_javascript_values_are_copied():
