@@ -193,6 +193,12 @@ def test_expensive_questions_are_fewer():
     assert sizes['short'] / sizes['long'] == pytest.approx(2, rel=0.02)  # the root of four times the cost
 
 
+def test_a_task_of_which_nothing_can_be_run_takes_no_time():
+    sizes = sizes_in_time(ASKED, None, seconds_by_task={'short': 30.0, 'long': 120.0}, budget_seconds=10.0)
+
+    assert sizes['few'] == 12
+
+
 def test_too_little_time_is_an_error_with_the_time_needed():
     # Two questions of each task, at 0.01, 0.04 and 0.02 s.
     with pytest.raises(ConfigError, match=r'time_budget: is 0.1s, .* takes about 0\.14s here: 6 items of 3 tasks'):

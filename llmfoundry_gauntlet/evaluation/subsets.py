@@ -353,7 +353,7 @@ def costs_in_seconds(
     influence = influences(gauntlet, {key: len(examples) for key, examples in questions_by_task.items()})
     return {
         key: TaskCosts(
-            cost=seconds_by_task[key] / max(1, len(examples)),
+            cost=seconds_by_task.get(key, 0.0) / max(1, len(examples)),  # 0 if nothing of the task can be run
             deviation=influence[key] * DEVIATION,
             least=least_items(examples, in_turns(examples)),
             most=len(examples),

@@ -44,22 +44,36 @@ def errors_of(found: Composites) -> dict[str, float | None]:
     return {name: measure.standard_error for name, measure in found.by_name.items()}
 
 
+WEIGHTINGS = [
+    # The weights of a, of 300 items, and b, of 100.
+    ('EQUAL', 1, 1),
+    ('SAMPLE_SZ', 300, 100),
+    ('LOG_SAMPLE_SZ', math.log2(300), math.log2(100)),
+]
+
+
 @pytest.mark.parametrize('reference', [False, True])
-@pytest.mark.parametrize(
-    ('weighting', 'a', 'b'),
-    [('EQUAL', 1, 1), ('SAMPLE_SZ', 300, 100), ('LOG_SAMPLE_SZ', math.log2(300), math.log2(100))],
-)
-def test_a_category_is_the_weighted_mean_of_accuracies_above_chance(
-    weighting: str, a: float, b: float, reference: bool
-):
+@pytest.mark.parametrize(('weighting', 'a', 'b'), WEIGHTINGS)
+def test_a_category_is_the_weighted_mean_of_accuracies_above_chance(weighting, a, b, reference: bool):
     found = composites(VALUES, weighting=weighting, reference=reference)
+
     knowledge = (0.2 * a + 0.1 * b) / (a + b)  # (0.4 - 0.25) / 0.75 = 0.2
-    expected = {'knowledge': knowledge, 'safety': -0.2, 'core': (knowledge - 0.2) / 2, 'half': knowledge}
-    assert {name: measure.value for name, measure in found.by_name.items()} == pytest.approx(expected)
-    error, safety = math.hypot(a * A / 0.75, b * B) / (a + b), C / 0.5
-    expected = {'knowledge': error, 'safety': safety, 'core': math.hypot(error, safety) / 2, 'half': error}
+    assert {name: measure.value for name, measure in found.by_name.items()} == pytest.approx(
+        {'knowledge': knowledge, 'safety': -0.2, 'core': (knowledge - 0.2) / 2, 'half': knowledge}
+    )
+
+
+@pytest.mark.parametrize('reference', [False, True])
+@pytest.mark.parametrize(('weighting', 'a', 'b'), WEIGHTINGS)
+def test_errors_of_tasks_add_in_quadrature_with_their_weights(weighting, a, b, reference: bool):
     found = composites(SCORED, weighting=weighting, reference=reference)
-    assert errors_of(found) == pytest.approx(expected, rel=1e-14)
+
+    knowledge = math.hypot(a * A / 0.75, b * B) / (a + b)
+    safety = C / 0.5
+    assert errors_of(found) == pytest.approx(
+        {'knowledge': knowledge, 'safety': safety, 'core': math.hypot(knowledge, safety) / 2, 'half': knowledge},
+        rel=1e-14,
+    )
 
 
 @pytest.mark.parametrize(('subtract', 'expected'), [(True, (0.15 + 0.1) / 2), (False, (0.4 + 0.1) / 2)])
@@ -70,23 +84,40 @@ def test_without_rescaling(subtract: bool, expected: float):
     assert (errors['knowledge'], errors['safety']) == pytest.approx((math.hypot(A, B) / 2, C), rel=1e-14)
 
 
-def test_averages_are_over_all_categories_by_default_and_need_each_of_them():
+def test_averages_are_over_all_categories_by_default():
     found = composites(VALUES, averages=None)
+
     assert found.averages['default_average'].value == pytest.approx((0.15 - 0.2) / 2)
-    averages = {'core': ['knowledge', 'programming']}
-    corrected = composites(VALUES, averages=averages).averages['core']
-    assert corrected.reason == 'the gauntlet has no category programming'
-    assert composites(VALUES, averages=averages, reference=True).averages['core'].value == pytest.approx(0.15)
 
 
-def test_composites_that_cannot_be_computed_have_a_reason():
+WITH_AN_UNKNOWN_CATEGORY = {'core': ['knowledge', 'programming']}
+
+
+def test_averages_need_each_of_their_categories():
+    found = composites(VALUES, averages=WITH_AN_UNKNOWN_CATEGORY)
+
+    assert found.averages['core'].reason == 'the gauntlet has no category programming'
+
+
+def test_averages_of_the_reference_ignore_an_unknown_category():
+    found = composites(VALUES, averages=WITH_AN_UNKNOWN_CATEGORY, reference=True)
+
+    assert found.averages['core'].value == pytest.approx(0.15)
+
+
+def test_composites_over_a_task_with_unscored_items_have_a_reason():
     """Fix 8: the reference drops the category and averages the others."""
     found = composites({**VALUES, 'b/3-shot': UNSCORED})
+
     assert found.categories['knowledge'].reason == 'benchmarks without a score: b/3-shot (2 of 9 items unscored: nan)'
-    assert found.averages['core'].reason == 'categories without a score: knowledge'
     assert found.categories['safety'].value == pytest.approx(-0.2)
     assert found.averages['core'].value is None
+    assert found.averages['core'].reason == 'categories without a score: knowledge'
+
+
+def test_composites_over_tasks_that_did_not_run_have_a_reason():
     found = composites({'c/0-shot': VALUES['c/0-shot']})
+
     assert found.categories['knowledge'].reason == 'benchmarks without a score: a/0-shot, b/3-shot (did not run)'
 
 
@@ -105,14 +136,17 @@ def test_the_reference_averages_over_the_remaining_categories():
 
 def test_a_benchmark_in_two_categories_contributes_to_both_errors():
     block = gauntlet([benchmark('a', 0.5), benchmark('b')], [benchmark('a'), benchmark('c')])
+
     errors = errors_of(composites(SCORED, categories=block['categories']))
+
     knowledge, safety = math.hypot(2 * A, B) / 2, math.hypot(A, C) / 2
-    assert (errors['knowledge'], errors['safety']) == pytest.approx((knowledge, safety), rel=1e-14)
-    # Var((k + s) / 2) with the covariance of k and s, which is that of A: (2 A / 2) (A / 2)
+    # Var((k + s) / 2) with the covariance of k and s, which is that of A.
     covariance = (2 * A / 2) * (A / 2)
-    expected = math.sqrt(knowledge**2 + safety**2 + 2 * covariance) / 2
-    assert errors['core'] == pytest.approx(expected, rel=1e-14)
-    assert expected > math.hypot(knowledge, safety) / 2
+    core = math.sqrt(knowledge**2 + safety**2 + 2 * covariance) / 2
+    assert errors['knowledge'] == pytest.approx(knowledge, rel=1e-14)
+    assert errors['safety'] == pytest.approx(safety, rel=1e-14)
+    assert errors['core'] == pytest.approx(core, rel=1e-14)
+    assert core > math.hypot(knowledge, safety) / 2
 
 
 def test_the_metric_stream_has_errors_beside_values():

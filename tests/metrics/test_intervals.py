@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.metrics.statistics import interval, mean_over_clusters
 from llmfoundry_gauntlet.results.report.printing import absences
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
 from llmfoundry_gauntlet.results.report.tables import Column
-from llmfoundry_gauntlet.types import Measure
+from llmfoundry_gauntlet.types import Measure, TaskScore
 
 Z = 1.959963984540054
 END_OF_NONE = Z**2 / (5 + Z**2)  # of Wilson's interval of 0 of 5
@@ -45,12 +45,19 @@ SHARES = [
 
 
 @pytest.mark.parametrize('metric', SHARES, ids=lambda metric: metric.name)
-def test_every_metric_that_is_a_share_has_the_interval_of_an_accuracy(metric: Metric):
+def test_a_metric_that_is_a_share_has_an_interval_at_0_and_1(metric: Metric):
     assert interval(of_values(metric, [0.0] * 5)) == pytest.approx((0, END_OF_NONE))
     assert interval(of_values(metric, [1.0] * 5)) == pytest.approx((1 - END_OF_NONE, 1))
-    four_of_five = interval(of_values(metric, [1.0] * 4 + [0.0]))
-    assert 0 < four_of_five[0] < 0.8 < four_of_five[1] < 1  # 0.24 and 1.36 by Student's t
-    assert four_of_five == interval(credits_of('a/0-shot', [1.0] * 4 + [0.0]))
+
+
+@pytest.mark.parametrize('metric', SHARES, ids=lambda metric: metric.name)
+def test_every_metric_that_is_a_share_has_the_interval_of_an_accuracy(metric: Metric):
+    four_of_five = [1.0] * 4 + [0.0]
+
+    low, high = interval(of_values(metric, four_of_five))
+
+    assert 0 < low < 0.8 < high < 1  # 0.24 and 1.36 by Student's t
+    assert (low, high) == interval(credits_of('a/0-shot', four_of_five))
 
 
 @pytest.mark.parametrize(
@@ -68,37 +75,69 @@ def test_intervals_stay_within_the_bounds_of_a_metric(bounds, values, expected):
     assert interval(of_values(item_metric('Margin', bounds=bounds), values)) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_value_outside_the_bounds_or_not_a_number_makes_the_metric_absent():
-    metric = item_metric('NumberShare', bounds=(0, 1))
-    for value, text in ((1.2, '1.2'), (-0.5, '-0.5'), (math.nan, 'nan')):
-        found = of_values(metric, [0.0, value])
-        assert found.value is None and 'NumberShare' in found.reason and text in found.reason
+@pytest.mark.parametrize(
+    ('value', 'text'),
+    [
+        (1.2, '1.2'),
+        (-0.5, '-0.5'),
+        (math.nan, 'nan'),
+    ],
+)
+def test_a_value_outside_the_bounds_or_not_a_number_makes_the_metric_absent(value, text):
+    measure = of_values(item_metric('NumberShare', bounds=(0, 1)), [0.0, value])
+
+    assert measure.value is None
+    assert 'NumberShare' in measure.reason
+    assert text in measure.reason
+
+
+def test_an_infinite_value_makes_a_metric_without_bounds_absent():
     assert 'inf' in of_values(item_metric('Margin'), [0.0, math.inf]).reason
+
+
+def test_bounds_in_the_wrong_order_are_an_error():
     with pytest.raises(ValueError, match='bounds'):
         item_metric('NumberShare', bounds=(1, 0))
 
 
-@pytest.mark.parametrize('scale', [1e-12, 0.1, 1 / 3, 1e9])
-def test_rounding_is_no_standard_error_but_small_variation_is(scale: float):
+SCALES = pytest.mark.parametrize('scale', [1e-12, 0.1, 1 / 3, 1e9])
+
+
+@SCALES
+def test_rounding_of_values_is_no_standard_error(scale: float):
     alike = [scale * 0.1] * 3 + [scale * (0.3 - 0.2)] * 4
-    numbers = np.arange(7, dtype=np.uint64)
-    assert mean_over_clusters(alike, numbers).spread.standard_error == 0
-    # passages whose means are the same: 0.1 and 0.7, 0.4 and 0.4, 0.3 and 0.5
-    passages = np.repeat(np.arange(3, dtype=np.uint64), 2)
-    values = [scale * value for value in (0.1, 0.7, 0.4, 0.4, 0.3, 0.5)]
-    assert mean_over_clusters(values, passages).spread.standard_error == 0
-    small = mean_over_clusters([scale, scale * (1 + 1e-9), scale * (1 + 2e-9)], numbers[:3])
-    assert small.spread.standard_error == pytest.approx(scale * 1e-9 / math.sqrt(3), rel=1e-5)
+
+    measure = mean_over_clusters(alike, np.arange(7, dtype=np.uint64))
+
+    assert measure.spread.standard_error == 0
+
+
+@SCALES
+def test_rounding_of_the_means_of_passages_is_no_standard_error(scale: float):
+    passages = [(0.1, 0.7), (0.4, 0.4), (0.3, 0.5)]  # whose means are the same
+    values = [scale * value for passage in passages for value in passage]
+
+    measure = mean_over_clusters(values, np.repeat(np.arange(3, dtype=np.uint64), 2))
+
+    assert measure.spread.standard_error == 0
+
+
+@SCALES
+def test_small_variation_is_a_standard_error(scale: float):
+    values = [scale, scale * (1 + 1e-9), scale * (1 + 2e-9)]
+
+    measure = mean_over_clusters(values, np.arange(3, dtype=np.uint64))
+
+    assert measure.spread.standard_error == pytest.approx(scale * 1e-9 / math.sqrt(3), rel=1e-5)
 
 
 def test_categories_with_equal_means_borrow_no_rounding_error():
-    results = [item(row, 1 / 3, category=name) for row, name in enumerate('abcdefg')]
-    assert (
-        task_score(
-            'a/0-shot', [Metric('M', lambda found: [one.score for one in found])], results
-        ).accuracy.spread.standard_error
-        == 0
-    )
+    thirds = [item(row, 1 / 3, category=category) for row, category in enumerate('abcdefg')]
+    metric = Metric('M', lambda results: [result.score for result in results])
+
+    measure = task_score('a/0-shot', [metric], thirds).accuracy
+
+    assert measure.spread.standard_error == 0
 
 
 def gauntlet_of(*names: str, baseline: float = 0.0):
@@ -118,40 +157,50 @@ def test_a_category_and_its_only_task_have_the_same_interval(credits: list[float
     assert found['all'].standard_error == pytest.approx(accuracy.standard_error / (1 - baseline))
 
 
-def test_a_half_at_0_of_5_is_not_known_exactly_in_composites_tables_and_loggers():
-    scores = {
-        'a/0-shot': task_score('a/0-shot', [*accuracies()], [item(row, 0.0) for row in range(5)]),
-        'b/0-shot': task_score(
-            'b/0-shot', [*accuracies()], [item(row, float(row % 2), task='b/0-shot') for row in range(20)]
-        ),
+@pytest.fixture
+def none_and_half() -> dict[str, TaskScore]:
+    """Return the scores of a task with 0 of 5 and of one with 10 of 20 right."""
+    none = [item(row, 0.0) for row in range(5)]
+    half = [item(row, float(row % 2), task='b/0-shot') for row in range(20)]
+    return {
+        'a/0-shot': task_score('a/0-shot', accuracies(), none),
+        'b/0-shot': task_score('b/0-shot', accuracies(), half),
     }
-    none, half = (score.accuracy for score in scores.values())
-    assert none.standard_error == 0 and interval(none) == pytest.approx((0, END_OF_NONE))
-    gauntlet = gauntlet_of('a', 'b')
-    measures = {key: score.accuracy for key, score in scores.items()}
-    composites = compute_composites(gauntlet, measures, dict.fromkeys(scores, 5), reference=False)
-    expected = math.hypot(ERROR_OF_NONE, half.standard_error) / 2  # towards higher values
-    assert composites.categories['all'].standard_error == pytest.approx(expected)
-    stream = metric_stream(scores, composites, {}, dict.fromkeys(scores, 1.0))
-    assert stream['icl/metrics/eval_gauntlet/all/standard_error'] == pytest.approx(expected)
-    column = Column('score', with_error=True)
-    assert column.error(composites.categories['all']) == f'{expected:.3f}'
-    assert column.error(none) == '[0.00, 0.43]'
+
+
+def test_a_half_at_0_of_5_is_not_known_exactly_in_composites_tables_and_loggers(none_and_half):
+    none, half = (score.accuracy for score in none_and_half.values())
+    measures = {'a/0-shot': none, 'b/0-shot': half}
+
+    composites = compute_composites(gauntlet_of('a', 'b'), measures, dict.fromkeys(measures, 5), reference=False)
+
+    error = math.hypot(ERROR_OF_NONE, half.standard_error) / 2  # towards higher values
+    stream = metric_stream(none_and_half, composites, {}, dict.fromkeys(measures, 1.0))
+    assert composites.categories['all'].standard_error == pytest.approx(error)
+    assert stream['icl/metrics/eval_gauntlet/all/standard_error'] == pytest.approx(error)
+    assert Column('score', with_error=True).error(composites.categories['all']) == f'{error:.3f}'
+
+
+def test_a_task_at_0_of_5_has_its_interval_in_tables(none_and_half):
+    none = none_and_half['a/0-shot'].accuracy
+
+    assert none.standard_error == 0
+    assert interval(none) == pytest.approx((0, END_OF_NONE))
+    assert Column('score', with_error=True).error(none) == '[0.00, 0.43]'
 
 
 def accuracies() -> list[Metric]:
-    return [Metric('Accuracy', lambda results: [one.score for one in results], bounds=(0, 1))]
+    return [Metric('Accuracy', lambda results: [result.score for result in results], bounds=(0, 1))]
 
 
 def test_categories_without_variation_are_small_samples_of_their_task():
     """0 of 2 in one category of many says little about the error of all: the variance is right on average."""
-    credits = {'a': [0.0, 0.0], 'b': [0.0, 1.0], 'c': [1.0, 0.0]}
-    rows = [
-        item(row, credit, category=name)
-        for row, (name, credit) in enumerate((n, c) for n in credits for c in credits[n])
-    ]
-    found = task_score('a/0-shot', accuracies(), rows).accuracy
-    assert found.standard_error == pytest.approx(math.sqrt(2 * 0.5**2) / 3)
+    scores = [('a', 0.0), ('a', 0.0), ('b', 0.0), ('b', 1.0), ('c', 1.0), ('c', 0.0)]
+    results = [item(row, score, category=category) for row, (category, score) in enumerate(scores)]
+
+    measure = task_score('a/0-shot', accuracies(), results).accuracy
+
+    assert measure.standard_error == pytest.approx(math.sqrt(2 * 0.5**2) / 3)
 
 
 def test_a_difference_has_the_error_of_its_items_also_where_one_run_is_all_wrong():
@@ -176,8 +225,14 @@ def row_of(value: float, *, error: float | None, num_items: int) -> ScoreRow:
     )
 
 
-def test_a_note_says_why_there_is_no_error_and_never_asks_for_items_that_are_there():
-    (alike,) = absences([('t', row_of(0.1, error=0.0, num_items=3))])
-    assert 'same value' in alike and 'two' not in alike
-    (single,) = absences([('t', row_of(0.1, error=None, num_items=1))])
-    assert 'two questions' in single
+def test_a_note_about_items_with_the_same_value_asks_for_no_items():
+    (note,) = absences([('t', row_of(0.1, error=0.0, num_items=3))])
+
+    assert 'same value' in note
+    assert 'two' not in note
+
+
+def test_a_note_about_a_single_item_asks_for_two():
+    (note,) = absences([('t', row_of(0.1, error=None, num_items=1))])
+
+    assert 'two questions' in note
