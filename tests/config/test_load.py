@@ -1,5 +1,6 @@
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,14 +39,22 @@ def test_every_upstream_yaml_with_tasks_or_a_gauntlet_loads_unchanged(upstream_y
     assert loaded['long_context_tasks.yaml'] == (39, 0)
 
 
-def test_old_names_of_keys_and_task_types_are_read(upstream_yamls: Path):
+def test_old_names_of_keys_and_task_types_are_read():
     (task,) = load_suite([{**TASK, 'icl_task_type': 'question_answering', 'question_prelimiter': 'Q: '}]).tasks
+
     assert (task.icl_task_type, task.prelimiter) == ('generation_task_with_answers', 'Q: ')
+
+
+def test_keys_of_a_generation_task_of_llm_foundry_are_read(upstream_yamls: Path):
     suite = load_suite(upstream_yamls / 'tasks_v0.3.yaml')
+
     gsm8k = next(task for task in suite.tasks if task.label == 'gsm8k')
     assert gsm8k.icl_task_type == 'generation_task_with_answers'
-    assert (gsm8k.early_stopping_criteria, gsm8k.do_normalization) == (('\n\n', 'Question:'), False)
-    assert (gsm8k.cot_delimiter, gsm8k.continuation_delimiter, gsm8k.num_fewshot) == ('The answer is ', '\n\nA:', (0,))
+    assert gsm8k.num_fewshot == (0,)
+    assert gsm8k.cot_delimiter == 'The answer is '
+    assert gsm8k.continuation_delimiter == '\n\nA:'
+    assert gsm8k.early_stopping_criteria == ('\n\n', 'Question:')
+    assert gsm8k.do_normalization is False
 
 
 def test_an_average_over_an_unknown_category_is_a_warning_with_its_place(upstream_yamls: Path):
@@ -129,12 +138,24 @@ def test_an_invalid_gauntlet_is_refused(changes: dict, expected: str):
     assert expected in problem
 
 
-def test_a_benchmark_that_no_task_provides_is_an_error_listing_the_tasks():
-    wrong_shots = gauntlet(categories=[{'name': 'a', 'benchmarks': [{**BENCHMARK, 'num_fewshot': 10}]}])
-    (problem,) = problems_of([TASK], wrong_shots)
-    assert 'no task provides 1 of 1 benchmarks: copa/10-shot (categories[0]' in problem and 'has 0 shots' in problem
-    wrong_name = gauntlet(categories=[{'name': 'a', 'benchmarks': [{**BENCHMARK, 'name': 'coppa'}]}])
-    assert "no task has that label, did you mean 'copa'?" in problems_of([TASK], wrong_name)[0]
+@pytest.mark.parametrize(
+    ('changes', 'facts'),
+    [
+        # another number of shots
+        (
+            {'num_fewshot': 10},
+            ['no task provides 1 of 1 benchmarks: copa/10-shot (categories[0]', 'has 0 shots'],
+        ),
+        # another name
+        ({'name': 'coppa'}, ["no task has that label, did you mean 'copa'?"]),
+    ],
+)
+def test_a_benchmark_that_no_task_provides_is_an_error_listing_the_tasks(changes: dict[str, Any], facts: list[str]):
+    categories = [{'name': 'a', 'benchmarks': [{**BENCHMARK, **changes}]}]
+
+    (problem,) = problems_of([TASK], gauntlet(categories=categories))
+
+    assert [fact for fact in facts if fact not in problem] == []
 
 
 def test_many_benchmarks_without_tasks_are_one_line_and_may_be_skipped(upstream_yamls: Path):
@@ -263,8 +284,16 @@ def test_a_key_that_went_is_read_where_records_of_earlier_versions_hold_it_as_nu
 
 def test_valid_generation_kwargs_and_stops_are_unchanged():
     given = {'max_new_tokens': 5, 'do_sample': True, 'temperature': 1, 'top_p': 1.0, 'top_k': 0, 'seed': 0}
-    stops = ['\n', ' ']
-    (task,) = load_suite([{**GENERATION_TASK, 'generation_kwargs': given, 'early_stopping_criteria': stops}]).tasks
-    assert (task.generation_kwargs, task.early_stopping_criteria) == (given, ('\n', ' '))
-    assert load_suite([{**GENERATION_TASK, 'generation_kwargs': {}}]).tasks[0].generation_kwargs == {}
-    assert load_suite([{**GENERATION_TASK, 'generation_kwargs': {'do_sample': False}}]).warnings == ()
+    entry = {**GENERATION_TASK, 'generation_kwargs': given, 'early_stopping_criteria': ['\n', ' ']}
+
+    (task,) = load_suite([entry]).tasks
+
+    assert task.generation_kwargs == given
+    assert task.early_stopping_criteria == ('\n', ' ')
+
+
+@pytest.mark.parametrize('given', [{}, {'do_sample': False}])
+def test_generation_kwargs_that_change_nothing_are_no_error(given: dict[str, Any]):
+    suite = load_suite([{**GENERATION_TASK, 'generation_kwargs': given}])
+
+    assert (suite.tasks[0].generation_kwargs, suite.warnings) == (given, ())

@@ -154,22 +154,41 @@ score:
     ]
 
 
-@pytest.mark.parametrize('dataset', DATASETS)
-def test_lm_eval_tasks_are_one_perturbation_and_groups_all_that_apply(dataset: str):
-    applied = PERTURBATIONS[1:] if dataset == 'math' else PERTURBATIONS
-    for perturbation in applied:
-        entry = {'dataset': f'score_{perturbation}_robustness_{dataset}'}
-        for given in (entry, {**entry, 'perturbations': [perturbation]}):
-            assert specs_of([given]) == [ScoreSpec(dataset=dataset, perturbations=(perturbation,))]
+APPLIED = [(dataset, PERTURBATIONS[1:] if dataset == 'math' else PERTURBATIONS) for dataset in DATASETS]
+
+
+@pytest.mark.parametrize(
+    ('dataset', 'perturbation'), [(dataset, perturbation) for dataset, names in APPLIED for perturbation in names]
+)
+def test_a_task_of_lm_eval_is_one_perturbation(dataset: str, perturbation: str):
+    entry = {'dataset': f'score_{perturbation}_robustness_{dataset}'}
+
+    expected = [ScoreSpec(dataset=dataset, perturbations=(perturbation,))]
+    assert specs_of([entry]) == expected
+    assert specs_of([{**entry, 'perturbations': [perturbation]}]) == expected
+
+
+@pytest.mark.parametrize(('dataset', 'applied'), APPLIED)
+def test_a_group_of_lm_eval_is_all_perturbations_that_apply(dataset: str, applied: tuple[str, ...]):
     (spec,) = specs_of([{'dataset': f'score_robustness_{dataset}'}])
+
     assert (spec, spec.applied) == (ScoreSpec(dataset=dataset), applied)
     assert spec.does_not_apply == ({'option_order': 'math has no options'} if dataset == 'math' else {})
-    if dataset != 'math':
-        (spec,) = specs_of([{'dataset': dataset, 'answers': 'likelihood'}])
-        assert spec.does_not_apply == {'non_greedy': 'answers: likelihood does not sample'}
-        assert spec.applied == ('option_order', 'prompt')
+
+
+@pytest.mark.parametrize('dataset', DATASETS)
+def test_a_group_of_lm_eval_may_have_fewer_perturbations(dataset: str):
     (spec,) = specs_of([{'dataset': f'score_robustness_{dataset}', 'perturbations': ['non_greedy']}])
+
     assert (spec.dataset, spec.applied) == (dataset, ('non_greedy',))
+
+
+@pytest.mark.parametrize('dataset', [dataset for dataset in DATASETS if dataset != 'math'])
+def test_likelihoods_do_not_sample(dataset: str):
+    (spec,) = specs_of([{'dataset': dataset, 'answers': 'likelihood'}])
+
+    assert spec.does_not_apply == {'non_greedy': 'answers: likelihood does not sample'}
+    assert spec.applied == ('option_order', 'prompt')
 
 
 def test_entries_of_one_dataset_are_merged():
@@ -210,24 +229,39 @@ def test_a_file_without_datasets_is_an_error_with_and_without_tasks(tmp_path: Pa
         assert re.match(rf'{re.escape(str(path))}(:1)?: {re.escape(expected)}', problem)
 
 
-def test_errors_of_tasks_and_score_are_listed_together(tmp_path: Path):
-    found = problems_of([{'dataset': 'math', 'seeds': []}, {'dataset': 'copa'}], [{**SUMS, 'num_fewshot': [-1]}])
-    assert len(found) == 2  # labels are not checked against invalid tasks
-    assert 'num_fewshot' in found[0] and 'seeds' in found[1]
+def test_errors_of_tasks_and_score_are_listed_together():
+    # That copa is no task is not said: labels are not checked against invalid tasks.
+    problems = problems_of([{'dataset': 'math', 'seeds': []}, {'dataset': 'copa'}], [{**SUMS, 'num_fewshot': [-1]}])
+
+    of_tasks, of_score = problems
+    assert 'num_fewshot' in of_tasks
+    assert 'seeds' in of_score
+
+
+def test_a_file_that_is_missing_is_an_error(tmp_path: Path):
     assert problems_of(tmp_path / 'no.yaml') == [f'{tmp_path / "no.yaml"}: there is no such file']
 
 
 def test_a_dataset_becomes_a_0_shot_task_after_all_others():
     suite = load_suite([ARC, SUMS], None, [{'dataset': 'arc'}, {'dataset': 'math'}, {'dataset': 'mmlu_pro'}])
+
     assert [task.key for task in suite.tasks] == [
-        *('arc/0-shot', 'arc/5-shot', 'sums/0-shot'),
-        *('score_arc/0-shot', 'score_math/0-shot', 'score_mmlu_pro/0-shot'),
+        'arc/0-shot',
+        'arc/5-shot',
+        'sums/0-shot',
+        'score_arc/0-shot',
+        'score_math/0-shot',
+        'score_mmlu_pro/0-shot',
     ]
     arc, math, mmlu_pro = suite.tasks[3:]
     assert [task.icl_task_type for task in (arc, math, mmlu_pro)] == ['score_choices', 'score_math', 'score_choices']
     assert (arc.source.label, math.source, mmlu_pro.source) == ('arc', None, None)
-    (likely,) = load_suite(None, None, {'dataset': 'mmlu_pro', 'answers': 'likelihood'}).tasks
-    assert likely.icl_task_type == 'score_likelihood'
+
+
+def test_a_dataset_of_likelihoods_has_a_type_of_its_own():
+    (task,) = load_suite(None, None, {'dataset': 'mmlu_pro', 'answers': 'likelihood'}).tasks
+
+    assert task.icl_task_type == 'score_likelihood'
 
 
 def test_a_dataset_whose_task_name_is_taken_is_refused():

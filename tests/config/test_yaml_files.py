@@ -17,13 +17,33 @@ def read_text(tmp_path: Path, text: str, *overrides: str) -> dict[str, Any]:
     return read_yaml(path, overrides)
 
 
-def test_numbers_dates_interpolations_and_overrides_are_read(tmp_path):
-    text = 'number: 1e-3\ntext: 2020-01-01\ncopy: ${part.a}\npart: &part {a: 1}\nparts: [{<<: *part, b: 2}]\n'
-    expected = {'number': 0.001, 'text': '2020-01-01', 'copy': 1, 'part': {'a': 1}, 'parts': [{'a': 1, 'b': 2}]}
-    assert read_text(tmp_path, text) == expected
-    assert read_text(tmp_path, text, 'part.a=5') == {**expected, 'copy': 5, 'part': {'a': 5}}
-    assert read_text(tmp_path, '') == read_text(tmp_path, '# nothing\n') == {}
-    assert read_text(tmp_path, '', 'a.b=1e-2') == {'a': {'b': 0.01}}
+TEXT = """
+number: 1e-3
+text: 2020-01-01
+copy: ${part.a}
+part: &part {a: 1}
+parts: [{<<: *part, b: 2}]
+"""
+VALUES = {'number': 0.001, 'text': '2020-01-01', 'copy': 1, 'part': {'a': 1}, 'parts': [{'a': 1, 'b': 2}]}
+
+
+@pytest.mark.parametrize(
+    ('text', 'overrides', 'values'),
+    [
+        # numbers with an exponent, dates as text, interpolations and anchors
+        (TEXT, [], VALUES),
+        # an override also changes what refers to its key, but not what an anchor has copied
+        (TEXT, ['part.a=5'], {**VALUES, 'copy': 5, 'part': {'a': 5}}),
+        # files without a key
+        ('', [], {}),
+        ('# nothing\n', [], {}),
+        ('', ['a.b=1e-2'], {'a': {'b': 0.01}}),
+    ],
+)
+def test_numbers_dates_interpolations_and_overrides_are_read(
+    tmp_path: Path, text: str, overrides: list[str], values: dict[str, Any]
+):
+    assert read_text(tmp_path, text, *overrides) == values
 
 
 @pytest.mark.parametrize(
