@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paths import FIXTURES
 
-from llmfoundry_gauntlet.metrics.consistency import VariantResult, perturbation_score, reference_consistency_rate
+from llmfoundry_gauntlet.metrics.consistency import (
+    PerturbationScore,
+    VariantResult,
+    perturbation_score,
+    reference_consistency_rate,
+)
 from llmfoundry_gauntlet.types import Measure
 
 RECORDED = json.loads((FIXTURES / 'score' / 'functions.json').read_text(encoding='utf-8'))
@@ -19,27 +24,31 @@ LABELS = 'ABCDEFGHIJ'
 REFERENCE_LABELS = {'mmlu_pro': LABELS, 'agieval': 'ABCD', 'math': ''}
 
 
-def result(row: int, variant: str, credit: float | None, answer: str | None = 'x', **changes) -> VariantResult:
+def result(row: int, variant: str, score: float | None, answer: str | None = 'x', **changes) -> VariantResult:
     values = {'question': (None, row), 'category': None, 'gold': '', 'reference_answer': answer, **changes}
-    return VariantResult(variant=variant, score=credit, answer=answer, **values)
+    return VariantResult(variant=variant, score=score, answer=answer, **values)
 
 
-def prompts(row: int, credits: str, answers: str = '', category: str | None = None) -> list[VariantResult]:
-    """Return a question's variants from a digit of `credits` and a letter of `answers` each; '-' is None."""
-    pairs = itertools.zip_longest(credits, answers, fillvalue='x')
-    values = [(None if c == '-' else float(c), None if a == '-' else a) for c, a in pairs]
-    return [result(row, f'prompt:{place}', *value, category=category) for place, value in enumerate(values)]
+def prompts(row: int, scores: str, answers: str = '', category: str | None = None) -> list[VariantResult]:
+    """Return a question's variants from a digit of `scores` and a letter of `answers` each; '-' is None."""
+    results = []
+    for number, (digit, letter) in enumerate(itertools.zip_longest(scores, answers, fillvalue='x')):
+        score = None if digit == '-' else float(digit)
+        answer = None if letter == '-' else letter
+        results.append(result(row, f'prompt:{number}', score, answer, category=category))
+    return results
 
 
 def always(letter: str, num_options: int, gold: str, row: int = 0) -> list[VariantResult]:
     """Return the option orders of a question with texts t0, t1, ... by a model that always gives one letter."""
-    own, place = LABELS.index(gold), LABELS.index(letter)
+    place_of_gold, place_of_answer = LABELS.index(gold), LABELS.index(letter)
     results = []
-    for moved_to, label in enumerate(LABELS[:num_options]):
+    for place, label in enumerate(LABELS[:num_options]):
         texts = [f't{index}' for index in range(num_options)]
-        texts[own], texts[moved_to] = texts[moved_to], texts[own]
+        texts[place_of_gold], texts[place] = texts[place], texts[place_of_gold]
+        is_right = float(letter == label)
         keys = {'gold': label, 'reference_answer': letter}
-        results.append(result(row, f'option_order:{label}', float(letter == label), texts[place], **keys))
+        results.append(result(row, f'option_order:{label}', is_right, texts[place_of_answer], **keys))
     return results
 
 
@@ -57,20 +66,36 @@ def test_accuracy_and_consistency_are_means_over_questions():
     assert (scored.num_questions, scored.num_incomplete) == (2, 0)
 
 
-def test_macro_accuracy_is_over_categories():
-    results = prompts(0, '11', category='a') + prompts(1, '00', category='a')
-    results += [entry for row in range(2, 6) for entry in prompts(row, '11', category='b')]
-    results += prompts(6, '10', category='b')
-    scored = score(results, macro=True)
+@pytest.fixture
+def two_categories() -> list[VariantResult]:
+    """Return questions of two prompts: of a one right and one wrong, of b four right and one half."""
+    of_a = [*prompts(0, '11', category='a'), *prompts(1, '00', category='a')]
+    of_b = [variant for row in range(2, 6) for variant in prompts(row, '11', category='b')]
+    return [*of_a, *of_b, *prompts(6, '10', category='b')]
+
+
+def test_macro_accuracy_is_over_categories(two_categories):
+    scored = score(two_categories, macro=True)
+
     # a: 0.5 with an error of 0.5; b: 0.9, deviation sqrt(0.05), error sqrt(0.05 / 5) = 0.1
     assert scored.accuracy == scored.accuracy_macro
     assert scored.accuracy.value == pytest.approx(0.7)
     assert scored.accuracy.standard_error == pytest.approx(math.sqrt(0.25 + 0.01) / 2)
-    assert scored.accuracy_micro.value == pytest.approx(5.5 / 7)
-    assert score(results).accuracy == scored.accuracy_micro
     assert scored.accuracy_by_variant['prompt:1'].value == pytest.approx((0.5 + 0.8) / 2)
-    results = prompts(0, '00', 'xy', 'a') + prompts(1, '00', 'xx', 'b') + prompts(2, '00', 'xx', 'b')
-    assert score(results, macro=True).consistency_rate.value == pytest.approx(2 / 3)  # never by category
+
+
+def test_micro_accuracy_is_over_questions(two_categories):
+    scored = score(two_categories)
+
+    assert scored.accuracy == scored.accuracy_micro == score(two_categories, macro=True).accuracy_micro
+    assert scored.accuracy_micro.value == pytest.approx(5.5 / 7)
+
+
+def test_consistency_is_never_by_category():
+    inconsistent = prompts(0, '00', 'xy', 'a')
+    consistent = [*prompts(1, '00', 'xx', 'b'), *prompts(2, '00', 'xx', 'b')]
+
+    assert score([*inconsistent, *consistent], macro=True).consistency_rate.value == pytest.approx(2 / 3)
 
 
 def test_an_unparsed_answer_agrees_with_nothing():
@@ -79,66 +104,133 @@ def test_an_unparsed_answer_agrees_with_nothing():
     assert scored.unparsed_rate.value == pytest.approx(3 / 6)
 
 
-def test_answers_are_compared_by_the_function_given():
-    results = prompts(0, '000', 'aAb')
-    assert score(results).consistency_rate.value == 0
-    assert score(
-        results, equal=lambda one, other: one.lower() == other.lower()
-    ).consistency_rate.value == pytest.approx(1 / 3)
-    near = score(prompts(0, '0000', 'aabc'), equal=lambda one, other: abs(ord(one) - ord(other)) == 1)
-    assert near.consistency_rate.value == pytest.approx((1 + 2 + 1) / 6)  # aa, ab twice, bc; a and c are not equal
+def are_neighbors(letter: str, other: str) -> bool:
+    return abs(ord(letter) - ord(other)) == 1
 
 
-def test_variants_and_gold_labels_have_accuracies():
-    results = always('A', 4, 'A', 0) + always('A', 3, 'B', 1)
-    scored = score(results)
-    by_variant = {variant: measure.value for variant, measure in scored.accuracy_by_variant.items()}
+@pytest.mark.parametrize(
+    ('answers', 'settings', 'expected'),
+    [
+        ('aAb', {}, 0),
+        ('aAb', {'equal': lambda answer, other: answer.lower() == other.lower()}, 1 / 3),
+        ('aabc', {'equal': are_neighbors}, (1 + 2 + 1) / 6),  # aa, ab twice, bc; a and c are not equal
+    ],
+)
+def test_answers_are_compared_by_the_function_given(answers, settings, expected):
+    scored = score(prompts(0, '0' * len(answers), answers), **settings)
+
+    assert scored.consistency_rate.value == pytest.approx(expected)
+
+
+@pytest.fixture
+def always_a() -> PerturbationScore:
+    """Return the score of a model that always answers A, of two questions with 4 and 3 options."""
+    return score([*always('A', 4, 'A', 0), *always('A', 3, 'B', 1)])
+
+
+def test_variants_have_accuracies(always_a):
+    by_variant = {variant: measure.value for variant, measure in always_a.accuracy_by_variant.items()}
+
     assert by_variant == {'option_order:A': 1, 'option_order:B': 0, 'option_order:C': 0, 'option_order:D': 0}
-    by_gold = {label: measure.value for label, measure in scored.accuracy_by_gold.items()}
+    assert always_a.accuracy_worst.value == 0
+    assert always_a.accuracy_mean.value == 0.25
+    assert always_a.accuracy_best.value == 1
+
+
+def test_gold_labels_have_accuracies(always_a):
+    by_gold = {label: measure.value for label, measure in always_a.accuracy_by_gold.items()}
+
     assert by_gold == {'A': 1, 'B': 0, 'C': 0, 'D': 0}
-    assert scored.accuracy.value == pytest.approx((1 / 4 + 1 / 3) / 2)
-    assert (scored.accuracy_worst.value, scored.accuracy_mean.value, scored.accuracy_best.value) == (0, 0.25, 1)
-    assert scored.all_variants_right.value == 0
+
+
+def test_accuracy_of_option_orders_is_over_questions_of_any_number_of_options(always_a):
+    assert always_a.accuracy.value == pytest.approx((1 / 4 + 1 / 3) / 2)
+    assert always_a.all_variants_right.value == 0
+
+
+def test_questions_with_all_variants_right_are_counted():
     assert score(prompts(0, '11') + prompts(1, '10')).all_variants_right.value == 0.5
+
+
+def test_without_options_there_is_no_accuracy_by_gold():
     assert score(prompts(0, '11')).accuracy_by_gold == {}
+
+
+def test_prompts_are_in_natural_order():
     assert list(score(prompts(0, '1' * 11)).accuracy_by_variant)[-2:] == ['prompt:9', 'prompt:10']
 
 
-def test_an_unscored_variant_makes_accuracy_absent():
-    results = prompts(0, '1-', 'xx') + prompts(1, '11', 'xy') + prompts(2, '01', 'zz')
-    scored = score(results)
+NEED_ALL_ITEMS = [
+    'accuracy',
+    'accuracy_macro',
+    'accuracy_worst',
+    'accuracy_mean',
+    'accuracy_best',
+    'all_variants_right',
+    'unparsed_rate',
+]
+
+
+def test_an_unscored_variant_makes_all_but_consistency_absent():
+    scored = score([*prompts(0, '1-', 'xx'), *prompts(1, '11', 'xy'), *prompts(2, '01', 'zz')])
+
     absent = Measure(value=None, reason='1 of 6 items unscored')
-    names = 'accuracy accuracy_macro unparsed_rate accuracy_worst accuracy_mean accuracy_best all_variants_right'
-    assert {name: getattr(scored, name) for name in names.split()} == dict.fromkeys(names.split(), absent)
+    assert {name: getattr(scored, name) for name in NEED_ALL_ITEMS} == dict.fromkeys(NEED_ALL_ITEMS, absent)
     assert scored.accuracy_by_variant['prompt:0'] == absent
-    assert scored.consistency_rate.value == 0.5
+    assert scored.consistency_rate.value == 0.5  # of the complete questions
     assert scored.num_incomplete == 1
 
 
 def test_missing_items_may_be_allowed():
-    results = prompts(0, '1-', 'xx') + prompts(1, '11', 'xy') + prompts(2, '01', 'zz') + prompts(3, '--', 'xx')
+    results = [*prompts(0, '1-', 'xx'), *prompts(1, '11', 'xy'), *prompts(2, '01', 'zz'), *prompts(3, '--', 'xx')]
+
     scored = score(results, allow_missing=True)
+
     assert scored.accuracy.value == pytest.approx((1 + 1 + 0.5) / 3)
     assert scored.accuracy_by_variant['prompt:1'].value == 1
     assert scored.all_variants_right.value == 0.5
     assert scored.consistency_rate.value == 0.5
-    nothing = score(prompts(3, '--'), allow_missing=True)
-    assert nothing.accuracy.reason == nothing.consistency_rate.reason == '2 of 2 items unscored'
 
 
-def test_absent_measures_have_reasons():
-    single = score(prompts(0, '10'))
-    assert single.accuracy.value == 0.5
-    assert single.accuracy.standard_error is single.consistency_rate.standard_error is None  # of a single question
-    lone = prompts(0, '1', category='a') + prompts(1, '1', category='b') + prompts(2, '0', category='b')
-    # category a is a half from the mean of b
-    assert score(lone, macro=True).accuracy.standard_error == pytest.approx(math.hypot(0.5, 0.5) / 2)
-    assert score(lone).consistency_rate == Measure(value=None, reason='no question has more than one variant')
-    assert score(prompts(0, '1', 'x') + prompts(1, '11', 'xx')).consistency_rate.value == 1
-    nothing = score([])
-    assert nothing.accuracy == nothing.consistency_rate == Measure(value=None, reason='there are no items')
-    assert nothing.unparsed_rate == nothing.accuracy
-    assert (nothing.accuracy_by_variant, nothing.num_questions) == ({}, 0)
+def test_without_any_scored_item_all_is_absent_also_where_missing_ones_are_allowed():
+    scored = score(prompts(3, '--'), allow_missing=True)
+
+    assert scored.accuracy.reason == '2 of 2 items unscored'
+    assert scored.consistency_rate.reason == '2 of 2 items unscored'
+
+
+def test_measures_of_a_single_question_have_no_error():
+    scored = score(prompts(0, '10'))
+
+    assert scored.accuracy.value == 0.5
+    assert scored.accuracy.standard_error is None
+    assert scored.consistency_rate.standard_error is None
+
+
+def test_a_category_of_one_question_borrows_its_error():
+    results = [*prompts(0, '1', category='a'), *prompts(1, '1', category='b'), *prompts(2, '0', category='b')]
+
+    # Category a is a half from the mean of b.
+    assert score(results, macro=True).accuracy.standard_error == pytest.approx(math.hypot(0.5, 0.5) / 2)
+
+
+def test_questions_of_one_variant_have_no_consistency():
+    scored = score([*prompts(0, '1'), *prompts(1, '0')])
+
+    assert scored.consistency_rate == Measure(value=None, reason='no question has more than one variant')
+
+
+def test_a_question_of_one_variant_does_not_count_for_consistency():
+    assert score([*prompts(0, '1', 'x'), *prompts(1, '11', 'xx')]).consistency_rate.value == 1
+
+
+def test_measures_without_items_have_a_reason():
+    scored = score([])
+
+    no_items = Measure(value=None, reason='there are no items')
+    assert (scored.accuracy, scored.consistency_rate, scored.unparsed_rate) == (no_items, no_items, no_items)
+    assert scored.accuracy_by_variant == {}
+    assert scored.num_questions == 0
 
 
 @pytest.mark.parametrize(
@@ -162,21 +254,43 @@ def test_always_giving_one_letter_is_not_consistent(letter, num_options, gold, o
     assert rate.value == pytest.approx(reference)
 
 
-def test_the_reference_pools_pairs_of_earlier_and_later_answers_unparsed_ones_too():
-    asked = []
+def test_the_reference_compares_earlier_answers_with_later_ones():
+    compared = []
+
+    def is_b_then_c(*pair: str | None) -> bool:
+        compared.append(pair)
+        return pair == ('b', 'c')
+
     results = [
-        result(0, f'prompt:{number}', 0.0, answer) for number, answer in ((10, 'c'), (2, 'b'), (0, 'a'), (1, None))
+        result(0, 'prompt:10', 0.0, 'c'),
+        result(0, 'prompt:2', 0.0, 'b'),
+        result(0, 'prompt:0', 0.0, 'a'),
+        result(0, 'prompt:1', 0.0, None),
     ]
-    rate = reference_consistency_rate(results, equal=lambda *pair: asked.append(pair) or pair == ('b', 'c'))
-    assert asked == [('a', None), ('a', 'b'), ('a', 'c'), ('b', 'c')]
+
+    rate = reference_consistency_rate(results, equal=is_b_then_c)
+
+    assert compared == [('a', None), ('a', 'b'), ('a', 'c'), ('b', 'c')]
     assert rate.value == pytest.approx(1 / 6)
-    results = prompts(0, '000', 'xxy') + prompts(1, '00', '??')
+
+
+def test_the_reference_pools_the_pairs_of_all_questions():
+    results = [*prompts(0, '000', 'xxy'), *prompts(1, '00', '??')]
+
     assert reference_consistency_rate(results).value == pytest.approx(2 / 4)
 
 
-def test_the_reference_rate_is_absent_with_unscored_questions():
-    assert reference_consistency_rate(prompts(0, '1-', 'xx') + prompts(1, '11', 'xy')).value == 0
+def test_the_reference_rate_is_over_complete_questions():
+    results = [*prompts(0, '1-', 'xx'), *prompts(1, '11', 'xy')]
+
+    assert reference_consistency_rate(results).value == 0
+
+
+def test_the_reference_rate_without_a_complete_question_has_a_reason():
     assert reference_consistency_rate(prompts(0, '1-', 'xx')).reason == '1 of 2 items unscored'
+
+
+def test_the_reference_rate_of_option_orders_needs_the_gold_labels():
     with pytest.raises(ValueError, match='needs the label of its gold option'):
         reference_consistency_rate(always('A', 3, 'A'), labels=LABELS)
 
