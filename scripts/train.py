@@ -168,10 +168,12 @@ def call(where: str, function: Callable[..., Any], chosen: Mapping[str, Any] | N
 
 def build(section: str, config: Mapping[str, Any], **given: Any) -> list[Any]:
     """Return an object for each name in a section of the file. Raise ConfigError."""
-    known, chosen = SECTIONS[section], config.get(section) or {}
+    known = SECTIONS[section]
+    chosen = config.get(section) or {}
     if not isinstance(chosen, Mapping):
         raise ConfigError(f'{section}: is {chosen!r}; allowed: a mapping with {", ".join(known)}')
-    if problems := unknown_keys(f'{section}: ', chosen, known):
+    problems = unknown_keys(f'{section}: ', chosen, known)
+    if problems:
         raise ConfigError(problems)
     return [call(f'{section}.{name}', known[name], arguments, **given) for name, arguments in chosen.items()]
 
@@ -186,15 +188,21 @@ class Packer:
 
     def __call__(self, documents: Mapping[str, list[Any]], indices: list[int]) -> dict[str, list[list[int]]]:
         """Return the next rows. Raise ConfigError for a document that is no text."""
-        for index, text in zip(indices, documents['text'], strict=True):
+        texts = documents['text']
+        for index, text in zip(indices, texts, strict=True):
             if not isinstance(text, str):
                 raise ConfigError(f'train_data: row {index} has the text {text!r}; allowed: text')
-        end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
-        tokens = [*self.remainder]
-        for ids in self.tokenizer(documents['text'], verbose=False)['input_ids']:
-            tokens += [*ids, *end]
-        starts = range(0, len(tokens) - self.row_length + 1, self.row_length)
-        self.remainder = tokens[len(starts) * self.row_length :]
+
+        eos = self.tokenizer.eos_token_id
+        tokens = list(self.remainder)
+        for document_tokens in self.tokenizer(texts, verbose=False)['input_ids']:
+            tokens += document_tokens
+            if eos is not None:
+                tokens.append(eos)
+
+        num_rows = len(tokens) // self.row_length
+        starts = [row * self.row_length for row in range(num_rows)]
+        self.remainder = tokens[num_rows * self.row_length :]
         return {'input_ids': [tokens[start : start + self.row_length] for start in starts]}
 
 
@@ -227,7 +235,8 @@ def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 def build_dataloader(config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> DataLoader[Any]:
     """Return this rank's rows, in an order that depends only on the seed and the epoch. Raise ConfigError."""
-    batch_size, num_ranks = config['global_train_batch_size'], dist.get_world_size()
+    batch_size = config['global_train_batch_size']
+    num_ranks = dist.get_world_size()
     if batch_size % num_ranks:
         raise ConfigError(f'global_train_batch_size: {batch_size} is no multiple of the {num_ranks} ranks')
     rows = load_rows(config, tokenizer)

@@ -24,7 +24,8 @@ CATEGORIES = {
 
 def run(*words: str) -> str:
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'HF_HUB_OFFLINE': '1'}
-    done = subprocess.run([*map(str, words)], cwd=ROOT, env=environment, capture_output=True, text=True)
+    command = [str(word) for word in words]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 

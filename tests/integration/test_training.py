@@ -30,6 +30,7 @@ from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.metrics.keys import with_errors
 from llmfoundry_gauntlet.results.files import find_results, write_records
 from llmfoundry_gauntlet.scoring.code.sandbox import find_sandbox
+from llmfoundry_gauntlet.types import TaskScore
 
 
 def batches(records: Path) -> list[int]:
@@ -69,20 +70,29 @@ def test_evaluations_run_at_their_interval_and_never_twice(tmp_path, tiny_settin
 def test_training_with_evaluations_is_bitwise_training_without(tmp_path, make):
     """Weights, optimizer and random states. Mutation: the evaluator's loader is a torch DataLoader."""
     gauntlet = make(interval=['first', '2ba', 'last'])
-    found = [tiny.digests(tiny.train(callbacks, max_duration='5ba')) for callbacks in ([gauntlet], [])]
+
+    evaluated = tiny.train([gauntlet], max_duration='5ba')
+    digests = tiny.digests(evaluated)
+
     assert batches(tmp_path / 'records') == [0, 2, 4, 5]
-    assert found[0] == found[1]
+    assert digests == tiny.digests(tiny.train([], max_duration='5ba'))
 
 
 def test_two_callbacks_evaluate_different_tasks_at_different_intervals(tmp_path, tiny_settings, make):
     (sums,) = [task for task in read_yaml(tiny_settings['tasks'])['icl_tasks'] if task['label'] == 'sums']
     often = make(tasks=[sums], gauntlet=None, interval='1ba', save_folder=str(tmp_path / 'often'))
-    tiny.train([often, make(interval=['first', '2ba'])], max_duration='3ba')
+    rarely = make(interval=['first', '2ba'])
+
+    tiny.train([often, rarely], max_duration='3ba')
+
     assert batches(tmp_path / 'often') == [1, 2, 3]
     assert batches(tmp_path / 'records') == [0, 2]
-    tasks = [list(record['tasks']) for _, record in find_results(tmp_path / 'often')]
-    assert tasks == [['sums/0-shot', 'sums/2-shot']] * 3
-    assert record(tmp_path / 'records/ba2')['tasks'].items() >= record(tmp_path / 'often/ba2')['tasks'].items()
+    for _, results in find_results(tmp_path / 'often'):
+        assert list(results['tasks']) == ['sums/0-shot', 'sums/2-shot']
+    # At the same batch both have the same scores.
+    tasks_of_one = record(tmp_path / 'often/ba2')['tasks']
+    tasks_of_other = record(tmp_path / 'records/ba2')['tasks']
+    assert tasks_of_other.items() >= tasks_of_one.items()
 
 
 def test_an_evaluation_before_training_is_not_repeated_at_its_start(tmp_path, make):
@@ -122,28 +132,43 @@ def test_evaluators_of_single_tasks_have_the_metrics_of_the_callback(tmp_path, t
     network = tiny.model()
     rows = [{'context': f'{i}', 'continuation': f'{i}', 'category': 'ab'[i % 2]} for i in range(6)]
     tiny.write_rows(tmp_path / 'parts.jsonl', rows)
-    parts = {'label': 'parts', 'dataset_uri': 'parts.jsonl', 'num_fewshot': [1], 'has_categories': True}
-    tasks = [*read_yaml(tiny_settings['tasks'])['icl_tasks'], *tiny.write_riddles(tmp_path, num_rows=20)]
-    tasks.append({**parts, 'icl_task_type': 'language_modeling'})
-    settings = {'data_root': tiny_settings['data_root']}
-    expected = evaluate(tiny.save(network, tmp_path / 'model'), tasks=tasks, device='cpu', **settings)
+    parts = {
+        'label': 'parts',
+        'dataset_uri': 'parts.jsonl',
+        'num_fewshot': [1],
+        'icl_task_type': 'language_modeling',
+        'has_categories': True,
+    }
+    tasks = [*read_yaml(tiny_settings['tasks'])['icl_tasks'], *tiny.write_riddles(tmp_path, num_rows=20), parts]
+    data_root = tiny_settings['data_root']
+    expected = evaluate(tiny.save(network, tmp_path / 'model'), tasks=tasks, device='cpu', data_root=data_root)
+
     model = HuggingFaceModel(network, tokenizer=tiny.tokenizer())
-    evaluators = build_icl_evaluators(tasks, model, log=['accuracy', 'errors', 'metrics'], **settings)
+    log = ['accuracy', 'errors', 'metrics']
+    evaluators = build_icl_evaluators(tasks, model, log=log, data_root=data_root)
     trainer = Trainer(model=model, eval_dataloader=evaluators, device='cpu', progress_bar=False)
     trainer.eval()
     trainer.close()
+
     metrics = trainer.state.eval_metrics
     assert set(metrics) == set(expected.scores)
     assert {name.partition('/')[0] for name in metrics['parts/1-shot'] if '/' in name} == {'a', 'b'}
     for task, score in expected.scores.items():
-        named = {'': score, **{f'{name}/': part for name, part in score.categories.items()}}
-        values = {f'{start}{name}': value for start, part in named.items() for name, value in with_errors(part.metrics)}
-        values = {name: value for name, value in values.items() if 'MajorityClass' not in name}
+        values = logged_values(score)
         assert set(metrics[task]) == set(values)
         for name, value in values.items():
-            found = metrics[task][name].compute().item()
+            computed = metrics[task][name].compute().item()
             # The batches differ from those of all tasks, so float32 sums of tens of nats round differently.
-            assert math.isnan(found) if value is None else found == pytest.approx(value, rel=1e-5)
+            assert math.isnan(computed) if value is None else computed == pytest.approx(value, rel=1e-5)
+
+
+def logged_values(score: TaskScore) -> dict[str, float | None]:
+    """Return the values of a task and, as `category/name`, of its categories, but those that are only in records."""
+    values = dict(with_errors(score.metrics))
+    for category, part in score.categories.items():
+        for name, value in with_errors(part.metrics):
+            values[f'{category}/{name}'] = value
+    return {name: value for name, value in values.items() if 'MajorityClass' not in name}
 
 
 @pytest.mark.parametrize('tuples', [{'return_dict': False}, {'torchscript': True}])
@@ -173,11 +198,17 @@ def test_a_failed_evaluation_leaves_the_model_unchanged(make):
     assert trainer.state.model.eval_forward == forward
 
 
-def test_models_without_tokenizer_or_enough_positions_and_unwritable_folders_are_errors(tmp_path, make):
+def test_a_model_without_tokenizer_is_an_error(make):
     with pytest.raises(ModelError, match='tokenizer'):
         Trainer(model=HuggingFaceModel(tiny.model()), callbacks=[make()], device='cpu')
+
+
+def test_more_tokens_than_the_model_has_positions_are_an_error(make):
     with pytest.raises(ModelError, match=r'max_seq_len is 129.*\(gpt2\).*128'):
         tiny.trainer([make(max_seq_len=129)])
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path, make):
     (tmp_path / 'taken').write_text('a file')
     with pytest.raises(RecordError, match=r'taken/records: .*Not a directory'):
         tiny.trainer([make(save_folder=str(tmp_path / 'taken/records'))])
@@ -210,10 +241,11 @@ def train(
 ) -> tuple[dict[str, torch.Tensor], list[int]]:
     """Return the weights after six batches with three evaluations, and the batches whose metrics were logged."""
     logger = InMemoryLogger()
-    saved = str(folder / 'checkpoints') if saves else None
-    trainer = tiny.train([*trouble, gauntlet], loggers=[logger], save_folder=saved, save_interval='2ba')
-    logged = [timestamp.batch.value for timestamp, _ in logger.data[KEY]]
-    return {name: value.clone() for name, value in trainer.state.model.state_dict().items()}, logged
+    save_folder = str(folder / 'checkpoints') if saves else None
+    trainer = tiny.train([*trouble, gauntlet], loggers=[logger], save_folder=save_folder, save_interval='2ba')
+    weights = {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
+    logged_batches = [timestamp.batch.value for timestamp, _ in logger.data[KEY]]
+    return weights, logged_batches
 
 
 def full_disk(_: Path) -> tuple[Callable[[], None], Callable[[], None]]:

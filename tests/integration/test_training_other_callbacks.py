@@ -89,10 +89,13 @@ def test_the_weights_that_a_callback_swaps_in_are_evaluated(tiny_settings, make,
     expected = evaluated_alone(tiny_settings, tiny.model(seed=5))
     gauntlet = make(interval=['first', '2ba', 'last'])
     kept = Kept(gauntlet)
+
     trained = tiny.train([kept, *in_order(order, Swap(begin, end), gauntlet)], max_duration='3ba')
+    weights = tiny.digests(trained)['weights']
+
     assert list(kept.by_batch) == [0, 2, 3]
     assert all(results == expected for results in kept.by_batch.values())
-    assert tiny.digests(trained)['weights'] == tiny.digests(tiny.train([], max_duration='3ba'))['weights']
+    assert weights == tiny.digests(tiny.train([], max_duration='3ba'))['weights']
 
 
 class Average(Callback):
@@ -157,11 +160,14 @@ def test_an_interrupted_evaluation_of_averaged_weights_is_finished_with_them(tmp
 
 def averaged_on_ranks(folder: str) -> None:
     """Evaluate swapped weights before training, and averaged ones at its end: in one go, interrupted, and resumed."""
-    settings, records = tiny.settings_of(Path(folder)), f'{folder}/swapped'
-    gauntlet = EvalGauntlet(**settings, interval='first', tokens_per_batch=60, save_folder=records)
+    settings = tiny.settings_of(Path(folder))
+    gauntlet = EvalGauntlet(**settings, interval='first', tokens_per_batch=60, save_folder=f'{folder}/swapped')
     tiny.train([gauntlet, Swap(Event.EVAL_START, Event.EVAL_END)], max_duration='1ba')
-    for name, trouble in (('whole', []), ('cut', [tiny.AtEvaluation(4, interrupt, step=3)]), ('cut', [])):
-        last_of_training(Path(folder) / name, settings, 'after', 'own', trouble)
+
+    whole, cut = Path(folder) / 'whole', Path(folder) / 'cut'
+    last_of_training(whole, settings, 'after', 'own', [])
+    last_of_training(cut, settings, 'after', 'own', [tiny.AtEvaluation(4, interrupt, step=3)])
+    last_of_training(cut, settings, 'after', 'own', [])
 
 
 @pytest.mark.slow
@@ -370,13 +376,16 @@ def test_callbacks_that_stop_training_see_the_metrics_of_tasks(tiny_settings, ma
     monitor = METRIC if label == TASK else f'metrics/{TASK}/{METRIC}'
     gauntlet = make(interval=['first', '1ba'], save_folder=None)
     # Nothing improves by more than 1, so the patience of two batches ends with the third.
-    stopper = EarlyStopper(monitor=monitor, dataloader_label=label, min_delta=1.0, patience='2ba')
-    trainer = tiny.train(in_order(order, stopper, gauntlet))
-    assert trainer.state.timestamp.batch == 3
+    early = EarlyStopper(monitor=monitor, dataloader_label=label, min_delta=1.0, patience='2ba')
+    trainer = tiny.train(in_order(order, early, gauntlet))
+
     accuracy = gauntlet.evaluation.scores[TASK].metrics[METRIC].value
+    assert trainer.state.timestamp.batch == 3
     assert trainer.state.eval_metrics[label][monitor].compute().item() == pytest.approx(accuracy)
-    reached = ThresholdStopper(monitor, label, threshold=-1.0, comp='greater')
-    assert tiny.train(in_order(order, reached, make(interval='2ba', save_folder=None))).state.timestamp.batch == 2
+
+    at_threshold = ThresholdStopper(monitor, label, threshold=-1.0, comp='greater')
+    trainer = tiny.train(in_order(order, at_threshold, make(interval='2ba', save_folder=None)))
+    assert trainer.state.timestamp.batch == 2
 
 
 def test_metrics_in_the_state_are_those_of_the_latest_evaluation_and_logged_once(tiny_settings, make):

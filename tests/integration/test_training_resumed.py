@@ -30,8 +30,15 @@ def job(folder: Path, settings: dict[str, str], interval: str, callbacks: Sequen
     """Run one job of a training of four batches with a checkpoint every two; return the batches that it logged."""
     logger = InMemoryLogger()
     gauntlet = EvalGauntlet(**settings, interval=interval, tokens_per_batch=60, save_folder=str(folder / 'records'))
-    saved = {'save_folder': str(folder / 'checkpoints'), 'save_interval': '2ba', 'autoresume': True, 'run_name': 'job'}
-    trainer = tiny.trainer([*callbacks, gauntlet], max_duration='4ba', loggers=[logger], **saved)
+    trainer = tiny.trainer(
+        [*callbacks, gauntlet],
+        max_duration='4ba',
+        loggers=[logger],
+        run_name='job',
+        save_folder=str(folder / 'checkpoints'),
+        save_interval='2ba',
+        autoresume=True,
+    )
     with contextlib.closing(trainer), contextlib.suppress(KeyboardInterrupt):
         if trainer.state.timestamp < trainer.state.max_duration:
             trainer.fit()
@@ -41,12 +48,15 @@ def job(folder: Path, settings: dict[str, str], interval: str, callbacks: Sequen
 @pytest.mark.parametrize(('interval', 'due'), [('2ba', [2, 4]), ('checkpoint', [2, 4]), ('last', [4])])
 def test_an_interrupted_evaluation_is_finished_once(tmp_path, tiny_settings, interval, due):
     assert job(tmp_path / 'whole', tiny_settings, interval) == due
+
     folder = tmp_path / 'cut'
     assert job(folder, tiny_settings, interval, [tiny.AtEvaluation(4, interrupt, step=4)]) == due[:-1]
     assert not (folder / 'records/ba4/results.json').exists()
     num_finished = len(journal_lines(folder / 'records/ba4')) - 1  # after its identity
+
     assert job(folder, tiny_settings, interval) == [4]
-    assert job(folder, tiny_settings, interval) == []
+    assert job(folder, tiny_settings, interval) == []  # nothing is left
+
     last = record(folder / 'records/ba4')
     assert last['timing']['reused_items'] == num_finished > 0
     assert Path(last['training']['checkpoint']).name == 'ep0-ba4-rank0.pt'
