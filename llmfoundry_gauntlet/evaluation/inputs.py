@@ -113,7 +113,7 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
     missing: dict[str, str] = {}
     with collected:
         rows, missing = read_data(suite, settings.data_root, missing=settings.missing)
-    examples = {key: list(found.examples) for key, found in rows.items()}
+    examples = {key: list(task_rows.examples) for key, task_rows in rows.items()}
     tasks = [task for task in suite.tasks if task.key in rows]
     if settings.reference:
         with collected:
@@ -128,16 +128,16 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
         suite=suite,
         examples=examples,
         unsupported={**suite.missing, **missing},
-        absent={key: found.absent for key, found in rows.items()},
+        absent={key: task_rows.absent for key, task_rows in rows.items()},
         warnings=(
             *origin_warnings(origins, settings.data_root),
             *suite.warnings,
-            *(warning for found in rows.values() for warning in found.warnings),
+            *(warning for task_rows in rows.values() for warning in task_rows.warnings),
             *row_warnings(tasks, examples, subsets, origins),
         ),
         origins=origins,
-        digests={key: digest_of_rows(found) for key, found in examples.items()},
-        num_rows={key: len(found) for key, found in examples.items()},
+        digests={key: digest_of_rows(of_task) for key, of_task in examples.items()},
+        num_rows={key: len(of_task) for key, of_task in examples.items()},
     )
     return with_subsets(data, subsets)
 
@@ -262,7 +262,7 @@ def origin_warnings(origins: Mapping[str, str], data_root: str) -> list[str]:
         (SAMPLE, 'sample data, not the benchmark', 'gauntlet data fetch --to data downloads the published data'),
         (UNOFFICIAL, 'not known to be the published data', f'gauntlet data ls --data-root {data_root} compares them'),
     ):
-        tasks = [task for task, found in origins.items() if found == origin]
+        tasks = [task for task, origin_of_task in origins.items() if origin_of_task == origin]
         if tasks:
             names = '' if len(tasks) == len(origins) else f' ({listed(tasks)})'
             parts.append(f'{what}, in {len(tasks)} of {plural(len(origins), "task")}{names}; {advice}')
@@ -273,17 +273,17 @@ def row_warnings(
     tasks: Sequence[Task], examples: RowsByTask, subsets: RowsByTask, origins: Mapping[str, str]
 ) -> list[str]:
     """Return all warnings about rows, without duplicates for files that several tasks use."""
-    found: list[str] = []
+    warnings: list[str] = []
     for task in tasks:
         rows = examples[task.key]
-        found += few_rows(task, rows)
-        found += own_questions(task, rows, subsets.get(task.key, rows))
+        warnings += few_rows(task, rows)
+        warnings += own_questions(task, rows, subsets.get(task.key, rows))
         # Nobody can mend the published files, whose faults docs/tasks.md lists: a warning at each run says nothing new.
         if isinstance(task, MultipleChoiceTask) and origins[task.key] != PUBLISHED:
-            found += repeated_choices(task, rows)
+            warnings += repeated_choices(task, rows)
         if task.key in subsets:
-            found += lost_categories(task, rows, subsets[task.key])
-    return list(dict.fromkeys(found))
+            warnings += lost_categories(task, rows, subsets[task.key])
+    return list(dict.fromkeys(warnings))
 
 
 def few_rows(task: Task, rows: Sequence[Example]) -> Iterator[str]:
@@ -344,12 +344,17 @@ def prompt_warnings(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item
     if short:
         names = ', '.join(f'{key} ({most})' for key, most in short.items())
         yield f'max_seq_len is {max_seq_len}, so generations get only {max_seq_len // 2} tokens: {names}'
-    shortened = [key for key, found in items.items() if any(item.request.prompt_shortened for item in found)]
+    shortened = [key for key, of_task in items.items() if any(item.request.prompt_shortened for item in of_task)]
     if shortened:
-        shots: dict[int, list[float]] = {}
+        shots_left: dict[int, list[float]] = {}  # means of tasks, by the number of shots that was asked for
         for key in shortened:
-            shots.setdefault(tasks[key].num_fewshot[0], []).append(fmean(item.num_shots for item in items[key]))
-        means = [f'{num_shots}-shot is {fmean(found):.1f}' for num_shots, found in sorted(shots.items()) if num_shots]
+            (num_shots,) = tasks[key].num_fewshot
+            shots_left.setdefault(num_shots, []).append(fmean(item.num_shots for item in items[key]))
+        means = [
+            f'{num_shots}-shot is {fmean(of_tasks):.1f}'
+            for num_shots, of_tasks in sorted(shots_left.items())
+            if num_shots
+        ]
         left = f'; {", ".join(means)} on average' if means else ''
         yield f'{len(shortened)} of {plural(len(items), "task")}: prompts shortened to fit {max_seq_len} tokens{left}'
 

@@ -135,7 +135,7 @@ class PreparedEvaluation:
                     scored[output.key] = submit(self._result, item, output)
                 else:
                     scored[output.key] = self._result(item, output, comparer)
-        return {key: found.result() if isinstance(found, Future) else found for key, found in scored.items()}
+        return {key: result.result() if isinstance(result, Future) else result for key, result in scored.items()}
 
     def unscorable(self) -> dict[ItemKey, ItemResult]:
         """Return the items that are in no batch as unscored results, each with its reason."""

@@ -292,21 +292,22 @@ def missing_benchmarks(tasks: Sequence[Task], gauntlet: GauntletSpec, broken: Co
 
     Benchmarks whose label is in `broken`, the labels of invalid tasks, are left out.
     """
-    shots: dict[str, list[int]] = {}
+    shots_by_label: dict[str, list[int]] = {}
     for task in tasks:
-        shots.setdefault(task.label, []).extend(task.num_fewshot)
-    found = {}
+        shots_by_label.setdefault(task.label, []).extend(task.num_fewshot)
+    missing = {}
     for c, category in enumerate(gauntlet.categories):
         for b, benchmark in enumerate(category.benchmarks):
             name = benchmark.name
-            if benchmark.num_fewshot in shots.get(name, []) or name in broken:
+            shots = shots_by_label.get(name, [])
+            if benchmark.num_fewshot in shots or name in broken:
                 continue
-            if name in shots:
-                hint = f'the task {name} has {", ".join(map(str, shots[name]))} shots'
+            if shots:
+                hint = f'the task {name} has {", ".join(map(str, shots))} shots'
             else:
-                hint = 'no task has that label' + suggestion(name, shots).partition(';')[0]
-            found[benchmark.key] = f'{benchmark.key} (categories[{c}].benchmarks[{b}]: {hint})'
-    return found
+                hint = 'no task has that label' + suggestion(name, shots_by_label).partition(';')[0]
+            missing[benchmark.key] = f'{benchmark.key} (categories[{c}].benchmarks[{b}]: {hint})'
+    return missing
 
 
 def metrics_left_out(tasks: Sequence[Task]) -> list[str]:

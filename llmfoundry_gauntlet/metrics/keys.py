@@ -40,23 +40,25 @@ def valid_key(key: str) -> str:
 
 def valid_keys(keys: Iterable[str]) -> dict[str, str]:
     """Return the valid form of each key. Raise ConfigError for keys with the same form."""
-    found = {key: valid_key(key) for key in keys}
-    first: dict[str, str] = {}
-    problems = [
-        f'{other!r} and {key!r} would both be {valid!r} in loggers; give one of them another name'
-        for key, valid in found.items()
-        if (other := first.setdefault(valid, key)) != key
-    ]
+    forms = {key: valid_key(key) for key in keys}
+    first_keys: dict[str, str] = {}
+    problems = []
+    for key, form in forms.items():
+        first_key = first_keys.setdefault(form, key)
+        if first_key != key:
+            problems.append(
+                f'{first_key!r} and {key!r} would both be {form!r} in loggers; give one of them another name'
+            )
     if problems:
         raise ConfigError(problems)
-    return found
+    return forms
 
 
 def check_key_names(categories: Mapping[str, Iterable[str]], composites: Iterable[str]) -> None:
     """Raise ConfigError if two tasks, two categories of a task, or two composites have the same key in loggers."""
     tasks = [f'metrics/{task}' for task in categories]
-    names = [f'metrics/{task}/{category}' for task, found in categories.items() for category in found]
-    valid_keys([*tasks, *names, *(f'{COMPOSITE_PREFIX}/{name}' for name in composites)])
+    parts = [f'metrics/{task}/{category}' for task, of_task in categories.items() for category in of_task]
+    valid_keys([*tasks, *parts, *(f'{COMPOSITE_PREFIX}/{name}' for name in composites)])
 
 
 def with_errors(metrics: Mapping[str, Measure]) -> Iterator[tuple[str, float | None]]:

@@ -168,7 +168,7 @@ class Watcher:
             return options.poll_seconds
         now = time.monotonic()
         states = [self.states[checkpoint][0] for checkpoint in self.checkpoints]
-        # The first evaluation finds the items that fit into a time budget, for all watchers.
+        # The first evaluation chooses the items that fit into a time budget, for all watchers.
         is_measuring = self.identity['time_budget'] is not None and RUNNING in states and DONE not in states
         for checkpoint, state in zip(self.checkpoints, states, strict=True):
             if state == WAITING and now >= self.not_before[checkpoint] and not is_measuring:
