@@ -89,18 +89,24 @@ class Prompt:
     @property
     def text(self) -> str:
         """Return the whole prompt, messages on lines of their own; several contexts are separated by NUL."""
-        earlier = [text for turn in self.turns for text in turn]
+        earlier = []
         if self.chat_template and self.chat_format.system_prompt is not None:
-            earlier.insert(0, self.chat_format.system_prompt)
-        return '\0'.join('\n'.join([*earlier, self.preamble + text]) for text in self.own_texts)
+            earlier.append(self.chat_format.system_prompt)
+        for turn in self.turns:
+            earlier += turn
+        whole_texts = ['\n'.join([*earlier, self.preamble + text]) for text in self.own_texts]
+        return '\0'.join(whole_texts)
 
     def messages(self, context: str) -> list[dict[str, str]]:
         """Return the messages of a chat that end with this one of the contexts."""
-        system = self.chat_format.system_prompt
-        messages = [] if system is None else [{'role': 'system', 'content': system}]
+        messages = []
+        if self.chat_format.system_prompt is not None:
+            messages.append({'role': 'system', 'content': self.chat_format.system_prompt})
         for question, answer in self.turns:
-            messages += [{'role': 'user', 'content': question}, {'role': 'assistant', 'content': answer}]
-        return [*messages, {'role': 'user', 'content': self.preamble + context}]
+            messages.append({'role': 'user', 'content': question})
+            messages.append({'role': 'assistant', 'content': answer})
+        messages.append({'role': 'user', 'content': self.preamble + context})
+        return messages
 
     @property
     def sha256(self) -> str:

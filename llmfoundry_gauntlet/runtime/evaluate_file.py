@@ -58,10 +58,12 @@ def check_keys(arguments: Mapping[str, Any], path: str) -> None:
 def arguments_of(config: Mapped, model: ListedModel) -> dict[str, Any]:
     """Return the arguments of `evaluate` for one of the models of a file; each has a folder and a run of its own."""
     arguments = {**config.values, **model.arguments}
-    if isinstance(arguments.get('out'), str):
-        arguments['out'] = str(Path(arguments['out']) / model.folder)
-    if isinstance(arguments.get('run_name'), str) and len(config.models) > 1:
-        arguments['run_name'] = f'{arguments["run_name"]}-{model.folder.replace("/", "-")}'
+    out, run_name = arguments.get('out'), arguments.get('run_name')
+    if isinstance(out, str):
+        arguments['out'] = str(Path(out) / model.folder)
+    if isinstance(run_name, str) and len(config.models) > 1:
+        suffix = model.folder.replace('/', '-')
+        arguments['run_name'] = f'{run_name}-{suffix}'
     return arguments
 
 
@@ -103,10 +105,11 @@ def evaluate_interruptibly(arguments: Mapping[str, Any], done: Sequence[ListedMo
 
 def print_models(out: Path, models: Sequence[ListedModel]) -> None:
     """Print the scores of all models side by side, and for several the command that compares them with errors."""
-    print_scores([find_evaluations([out / model.folder])[-1] for model in models])
-    folders = ' '.join(str(out / model.folder) for model in models)
+    folders = [out / model.folder for model in models]
+    latest = [find_evaluations([folder])[-1] for folder in folders]
+    print_scores(latest)
     if len(models) > 1:
-        print(f'with errors: gauntlet compare {folders}')
+        print(f'with errors: gauntlet compare {" ".join(map(str, folders))}')
 
 
 def say(line: str) -> None:

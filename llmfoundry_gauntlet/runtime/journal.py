@@ -96,57 +96,60 @@ class SharedJournal:
 
     def read(self) -> None:
         """Read the items that an earlier attempt finished. Raise RecordError, on all ranks."""
-        found: Finished | None = None
+        read: Finished | None = None
         with raised_on_all_ranks():
             if local_rank() == 0:
-                found = self._read()
-        mine = found and (found.identity, list(found.results), dict(found.suspects))
-        gathered: list[Any] = gather(mine)
-        for reader, part in enumerate(gathered):
+                read = self._read()
+        of_ranks: list[Any] = gather(read and (read.identity, list(read.results), dict(read.suspects)))
+        for rank, part in enumerate(of_ranks):
             if part is None:
                 continue
-            is_mine = reader == global_rank()
+            is_own = rank == global_rank()
             planned, keys, suspects = part
             self.planned = self.planned or planned
             if planned == self.planned:
-                if found is not None and is_mine:  # of a folder that nodes share, only the first has the results
-                    self.results = {key: found.results[key] for key in keys if key not in self.done}
+                # Of a folder that nodes share each reads the same items, and only the first takes the results.
+                if read is not None and is_own:
+                    self.results = {key: read.results[key] for key in keys if key not in self.done}
                 self.done |= frozenset(keys)
                 self.suspects = {**suspects, **self.suspects}
-            elif is_mine:
+            elif is_own:
                 remove_journal(self.folder)  # an attempt with another plan left it on this node
-        if found is not None:
-            self.started, self.earlier_seconds = found.started or self._started, found.seconds
+        if read is not None:
+            self.started, self.earlier_seconds = read.started or self._started, read.seconds
 
     def _read(self) -> Finished | None:
         """Return the records of an earlier attempt, None if none can be used. Raise RecordError if they must be."""
-        found: Finished | None = None
+        finished: Finished | None = None
         try:
             if self.resuming.wanted:
-                found = self._found()
+                finished = self._finished()
         except (RecordError, OSError) as error:
             reason = f'{self.folder}: the records cannot be read: {error}'
             problem = error if isinstance(error, RecordError) else RecordError(reason)
             if self.resuming.required:
                 raise problem from error
             log.info('%s; the records are replaced', problem)
-        if found is None:
+        if finished is None:
             remove_journal(self.folder)
-        return found
+        return finished
 
-    def _found(self) -> Finished | None:
+    def _finished(self) -> Finished | None:
         """Return the records of an earlier attempt, None if there are none. Raise RecordError or OSError."""
-        found, place = read_journal(self.folder, repair=self.resuming.repair), self.folder / JOURNAL
-        if found is None and (self.folder / RESULTS).is_file():
-            found, place = finished_run(self.folder), self.folder / RESULTS
-            if found is None:
+        path = self.folder / JOURNAL
+        finished = read_journal(self.folder, repair=self.resuming.repair)
+        if finished is None and (self.folder / RESULTS).is_file():
+            path = self.folder / RESULTS
+            finished = finished_run(self.folder)
+            if finished is None:
                 raise RecordError(
-                    f'{place}: this evaluation cannot be resumed, as it scored external answers; give another folder, '
+                    f'{path}: this evaluation cannot be resumed, as it scored external answers; give another folder, '
                     'or --overwrite to replace it'
                 )
-        if found is not None:
-            check_identity({name: found.identity.get(name) for name in self.identity}, self.identity, place)
-        return found
+        if finished is not None:
+            recorded = {name: finished.identity.get(name) for name in self.identity}
+            check_identity(recorded, self.identity, path)
+        return finished
 
     def begin(self, plan: Identity) -> None:
         """Add the plan to the identity and open this rank's file. Raise RecordError, on all ranks."""
