@@ -116,47 +116,60 @@ def parity(options: Options) -> Figures:
 
 
 def score_parity(options: Options, model: str, dtype: str, folder: Path) -> tuple[bool, str]:
+    """Compare the losses and predictions of a model with those recorded."""
     language_model = fixture(options, model)
     layout = probe(language_model, vocabulary=len(recorded_cases.encoder(model).tokenizer), longest=200).layout
-    errors, same = [], []
+    errors: list[float] = []  # of each choice, in nats per token
+    is_same: list[bool] = []  # the prediction of each item
     for case in options.cases(recorded_cases.recorded(model)):
         planned = recorded_cases.plan_case(model, case, published(options), folder, layout, semantics='reference')
         outputs = networks.run(language_model, planned.batches)
         results = {case['rows'][key.row]: result for key, result in planned.results(outputs.values()).items()}
         for item in case['items']:
             result = results[item['row']]
-            losses = [-float(values.mean()) for values in outputs[result.key].logprobs]
+            losses = [-float(logprobs.mean()) for logprobs in outputs[result.key].logprobs]
             errors += np.abs(np.subtract(losses, item['losses'])).tolist()
-            is_right = bool(item['prediction']) == (result.predicted is not None)
-            same.append(is_right if 'matches' in item else result.predicted == item['prediction'])
-    (most_mean, most), mean = LOSS[dtype], np.mean(errors)
-    return bool(mean <= most_mean and max(errors) <= most and np.mean(same) >= SAME_CHOICES[dtype]), (
+            if 'matches' in item:  # a single continuation, which is predicted or not
+                is_same.append(bool(item['prediction']) == (result.predicted is not None))
+            else:
+                is_same.append(result.predicted == item['prediction'])
+
+    most_mean, most = LOSS[dtype]
+    mean = np.mean(errors)
+    passed = bool(mean <= most_mean and max(errors) <= most and np.mean(is_same) >= SAME_CHOICES[dtype])
+    return passed, (
         f'{model} {dtype}, {layout}: losses of {len(errors)} choices differ by {mean:.1e} nats per token on average '
-        f'(allowed {most_mean:g}), at most {max(errors):.1e} ({most:g}); {sum(same)} of {len(same)} predictions equal '
-        f'({SAME_CHOICES[dtype]:.1%})'
+        f'(allowed {most_mean:g}), at most {max(errors):.1e} ({most:g}); {sum(is_same)} of {len(is_same)} predictions '
+        f'equal ({SAME_CHOICES[dtype]:.1%})'
     )
 
 
 def generation_parity(options: Options, model: str, dtype: str, folder: Path) -> tuple[bool, str]:
+    """Compare the generations of a model with those recorded."""
     recorded = recorded_cases.recorded(f'generation_{model}')
     language_model = fixture(options, model, hidden_token_id=recorded['pad_token_id'])
     tokenizer = recorded_cases.encoder(model).tokenizer
     decoder = GenerationDecoder(tokenizer, end_ids(tokenizer, language_model.model, reference=True))
     generator = TextGenerator(language_model, decoder)
     generator.layout = probe_generation(generator, vocabulary=len(tokenizer), longest=200).layout
-    same, must = [], []
+    is_same: list[bool] = []
+    must_be_same: list[bool] = []  # as each token leads by more than rounding changes
     for case in options.cases(recorded):
         planned = recorded_cases.plan_case(model, case, published(options), folder, semantics='reference')
-        texts = {one.key: one for batch in planned.continuous_batches for one in generator.run(batch)}
-        for key, result in planned.results(texts.values()).items():
-            item = next(item for item in case['items'] if item['row'] == case['rows'][key.row])
-            text, wanted = (result.text, 'before_stop') if 'before_stop' in item else (texts[key].text, 'output')
-            same.append(recorded_cases.digest(text) == item[wanted])
-            must.append(item['margin'] > LEAD[dtype])
-    wrong = sum(needed and not equal for needed, equal in zip(must, same, strict=True))
-    return wrong == 0, (
-        f'{model} {dtype}, {generator.layout}: {sum(same)} of {len(same)} texts equal; of the {sum(must)} in '
-        f'which each token leads by {LEAD[dtype]:g}, {wrong} differ (allowed 0)'
+        item_of_row = {item['row']: item for item in case['items']}
+        generations = {one.key: one for batch in planned.continuous_batches for one in generator.run(batch)}
+        for key, result in planned.results(generations.values()).items():
+            item = item_of_row[case['rows'][key.row]]
+            if 'before_stop' in item:
+                is_same.append(recorded_cases.digest(result.text) == item['before_stop'])
+            else:
+                is_same.append(recorded_cases.digest(generations[key].text) == item['output'])
+            must_be_same.append(item['margin'] > LEAD[dtype])
+
+    num_wrong = sum(must and not same for must, same in zip(must_be_same, is_same, strict=True))
+    return num_wrong == 0, (
+        f'{model} {dtype}, {generator.layout}: {sum(is_same)} of {len(is_same)} texts equal; of the '
+        f'{sum(must_be_same)} in which each token leads by {LEAD[dtype]:g}, {num_wrong} differ (allowed 0)'
     )
 
 
@@ -221,11 +234,11 @@ def gpu_rows(options: Options) -> tuple[TaskRow, ...]:
     """Return the rows of the bench with our targets, and the generation row whose texts all reach the limit."""
     rows = [(row, SCORING) for row in LIKELIHOOD_ROWS]
     rows.append((replace(GSM8K, max_new_tokens=64, end_scale=0.0), GENERATION))
-    more = 1 if options.device == 'cpu' else MORE_ITEMS
-    return tuple(
-        replace(row, group=group, items=(more * row.items[0], more * row.items[1]))
-        for row, group in (rows[:: len(rows) // 2] if options.device == 'cpu' else rows)
-    )
+    factor = MORE_ITEMS
+    if options.device == 'cpu':  # two rows, of as many items as in the bench
+        rows = rows[:: len(rows) // 2]
+        factor = 1
+    return tuple(replace(row, group=group, items=(factor * row.items[0], factor * row.items[1])) for row, group in rows)
 
 
 @functools.cache

@@ -168,17 +168,24 @@ def mixed_requests() -> list[ScoreRequest]:
     rng = np.random.default_rng(1)
     passage, answer = draw(rng, 15), draw(rng, 3)
     choices = [draw(rng, 1), draw(rng, 4), draw(rng, 2)]
-    parts = [
+    rows: list[tuple[Any, list[list[int]]]] = [
         (passage, [answer, draw(rng, 2)]),
-        ([*passage, *answer, *draw(rng, 6)], choices),  # continues after the first one's answer
+        # Continues after the first one's answer.
+        ([*passage, *answer, *draw(rng, 6)], choices),
+        # Leaves the passage early.
         ([*passage[:4], *draw(rng, 9)], choices),
+        # Single tokens.
         (draw(rng, 39), [draw(rng, 1), draw(rng, 1), draw(rng, 1), draw(rng, 1)]),
+        # A context of one token.
         (draw(rng, 1), [draw(rng, 5)]),
+        # Each choice has a context of its own.
         ([passage[:6], [*passage[:3], *draw(rng, 5)]], [answer, answer]),
+        # Choices that continue one another.
         (draw(rng, 20), [[*choices[1], *draw(rng, 4)], choices[1], choices[1][:2]]),
+        # Repeated tokens.
         ([7] * 12, [[7, 7, 7], [7]]),
     ]
-    return [request(row, *part) for row, part in enumerate(parts)]
+    return [request(row, contexts, continuations) for row, (contexts, continuations) in enumerate(rows)]
 
 
 def requests_after_a_prefix(count: int = 8) -> list[ScoreRequest]:
@@ -202,11 +209,13 @@ def logits_of(model: Any, ids: Sequence[int]) -> torch.Tensor:
 
 def alone(model: Any, context: np.ndarray, continuation: np.ndarray, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return log-probabilities and argmax flags of a continuation by a bare forward with `after` tokens appended."""
-    logits = logits_of(model, [*context.tolist(), *continuation.tolist(), *[0] * after])
-    logits = logits[len(context) - 1 : len(context) - 1 + len(continuation)]
-    target = torch.from_numpy(continuation).long()
-    logprobs = logits.log_softmax(-1).gather(1, target[:, None]).squeeze(1)
-    return logprobs.numpy(), (logits.argmax(-1) == target).numpy()
+    row = [*context.tolist(), *continuation.tolist(), *[0] * after]
+    first = len(context) - 1  # the logits of a token are those of the position before it
+    logits = logits_of(model, row)[first : first + len(continuation)]
+    targets = torch.from_numpy(continuation).long()
+    logprobs = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    is_argmax = logits.argmax(-1) == targets
+    return logprobs.numpy(), is_argmax.numpy()
 
 
 def poison(model: Any, token: int) -> None:

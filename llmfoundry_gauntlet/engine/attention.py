@@ -124,51 +124,85 @@ def replacement(model: Any) -> Replacement:
     """Return the changes that make a model use the engine's attention, also under FSDP or PEFT. Raise Unsupported."""
     modules = list(model.modules())
     if any(getattr(module, '_supports_attention_backend', False) for module in modules):
-        configs = {id(part): part for part in (model.config, model.config.get_text_config())}.values()
-        return Replacement(changes=[(part, SELECTION, NAME) for part in configs], by_name=True)
+        configs = {id(config): config for config in (model.config, model.config.get_text_config())}
+        return Replacement(changes=[(config, SELECTION, NAME) for config in configs.values()], by_name=True)
     changes: list[Change] = [(functional, 'scaled_dot_product_attention', attend_for_torch)]
     key_bias, counts_masked = None, False
     for module in modules:
+        changes += attention_changes(module)
+        changes += mask_changes(module)
         family = type(module).__name__
-        if hasattr(module, 'attn_fn'):
-            tuning = getattr(module, 'attn_temperature_tuning', None)
-            if tuning is not None and tuning['attn_scale'] != 0:  # depends on a token's place in its row
-                raise Unsupported('attn_temperature_tuning')
-            changes.append((module, 'attn_fn', partial(attend_for_foundry, module.attn_impl)))
-        elif family in FUNCTIONS:
-            name, function = FUNCTIONS[family]
-            changes.append((module, name, partial(function, module)))
-        elif (sdpa := other_class(module, 'sdpa')) is not None:
-            changes.append((module, '__class__', sdpa))
-        elif selects_at_each_call(module):
-            changes.append((module.config, SELECTION, 'sdpa'))
-        if '_use_sdpa' in vars(module):
-            changes.append((module, '_use_sdpa', True))
-        if hasattr(module, '_update_causal_mask'):
-            changes.append((module, '_update_causal_mask', lambda *_, **__: None))
-        if family == 'MptModel':
-            owner = sys.modules[type(module).__module__]
-            changes.append(
-                (owner, '_prepare_4d_causal_attention_mask', lambda mask, *_, **__: mask.new_zeros(1, 1, 1, 1))
-            )
-        if family == 'MPTModel':
-            if module.rope_impl == 'dail':
-                raise Unsupported('rope_impl: dail')
-            changes += [
-                (module, '_attn_bias', lambda *_, **__: (None, None)),
-                (module.config, 'max_seq_len', UNLIMITED),
-            ]
         if family in KEY_BIASES and getattr(module, 'use_alibi', getattr(module, 'alibi', True)):
             key_bias, counts_masked = partial(KEY_BIASES[family], module), family in COUNT_MASKED
     return Replacement(changes=changes, by_name=False, key_bias=key_bias, counts_masked=counts_masked)
 
 
+def attention_changes(module: Any) -> list[Change]:
+    """Return the changes that make an attention module call the engine's attention, or torch's patched function.
+
+    Empty for other modules, and if it calls torch's function already. Raise Unsupported.
+    """
+    changes: list[Change] = []
+    family = type(module).__name__
+    if hasattr(module, 'attn_fn'):
+        tuning = getattr(module, 'attn_temperature_tuning', None)
+        if tuning is not None and tuning['attn_scale'] != 0:  # depends on a token's place in its row
+            raise Unsupported('attn_temperature_tuning')
+        changes.append((module, 'attn_fn', partial(attend_for_foundry, module.attn_impl)))
+    elif family in FUNCTIONS:
+        name, function = FUNCTIONS[family]
+        changes.append((module, name, partial(function, module)))
+    elif (sdpa := other_class(module, 'sdpa')) is not None:
+        changes.append((module, '__class__', sdpa))
+    elif selects_at_each_call(module):
+        changes.append((module.config, SELECTION, 'sdpa'))
+    if '_use_sdpa' in vars(module):
+        changes.append((module, '_use_sdpa', True))
+    return changes
+
+
+def mask_changes(module: Any) -> list[Change]:
+    """Return the changes that keep a model from building dense masks [T, T], which the engine's attention ignores.
+
+    Empty for other modules. Raise Unsupported.
+    """
+    family = type(module).__name__
+    changes: list[Change] = []
+    if hasattr(module, '_update_causal_mask'):
+        changes.append((module, '_update_causal_mask', no_mask))
+    if family == 'MptModel':
+        owner = sys.modules[type(module).__module__]
+        changes.append((owner, '_prepare_4d_causal_attention_mask', smallest_mask))
+    if family == 'MPTModel':
+        if module.rope_impl == 'dail':
+            raise Unsupported('rope_impl: dail')
+        changes.append((module, '_attn_bias', no_bias_and_mask))
+        changes.append((module.config, 'max_seq_len', UNLIMITED))
+    return changes
+
+
+def no_mask(*_: Any, **__: Any) -> None:
+    """Return None, in place of a mask."""
+    return None
+
+
+def smallest_mask(mask: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Return a mask of one element, in place of a dense one."""
+    return mask.new_zeros(1, 1, 1, 1)
+
+
+def no_bias_and_mask(*_: Any, **__: Any) -> tuple[None, None]:
+    """Return None, in place of a bias, and None in place of a mask."""
+    return None, None
+
+
 def other_class(module: torch.nn.Module, implementation: str) -> type[torch.nn.Module] | None:
     """Return another variant of an attention module's class, from transformers' `*_ATTENTION_CLASSES` table."""
-    for name, table in vars(sys.modules[type(module).__module__]).items():
-        if name.endswith('ATTENTION_CLASSES') and implementation in table and type(module) in table.values():
-            found: type[torch.nn.Module] = table[implementation]
-            return found if found is not type(module) else None
+    own = type(module)
+    for name, table in vars(sys.modules[own.__module__]).items():
+        if name.endswith('ATTENTION_CLASSES') and implementation in table and own in table.values():
+            wanted: type[torch.nn.Module] = table[implementation]
+            return None if wanted is own else wanted
     return None
 
 
@@ -196,25 +230,27 @@ def eager_changes(model: torch.nn.Module) -> list[Change]:
     modules copy from the configuration when constructed, and by the class of these modules. All three change together,
     as a family's masks are built for one implementation.
     """
-    configs: dict[int, Any] = {}
+    configs: dict[int, Any] = {}  # by identity, as modules share them
     by_class: list[Change] = []
-    flags: list[Change] = []
+    by_flag: list[Change] = []
     for module in model.modules():
-        own = vars(module).get('config')
-        if implementation_of(own) is not None:
-            configs[id(own)] = own
-        if (eager := other_class(module, EAGER)) is not None:
+        config = vars(module).get('config')
+        if implementation_of(config) not in (None, EAGER):
+            configs[id(config)] = config
+        eager = other_class(module, EAGER)
+        if eager is not None:
             by_class.append((module, '__class__', eager))
-        flags += [(module, name, False) for name in FLAGS if vars(module).get(name) is True]
+        by_flag += [(module, flag, False) for flag in FLAGS if vars(module).get(flag) is True]
         if vars(module).get(SELECTION, EAGER) != EAGER:
-            flags.append((module, SELECTION, EAGER))
-    by_config = [(config, SELECTION, EAGER) for config in configs.values() if config._attn_implementation != EAGER]
+            by_flag.append((module, SELECTION, EAGER))
+    by_config: list[Change] = [(config, SELECTION, EAGER) for config in configs.values()]
+    # A changed configuration has an effect only if the model still reads it, or with the changes of modules.
     can_switch = (
-        bool(by_class or flags)
+        bool(by_class or by_flag)
         or getattr(model, '_supports_attention_backend', False)
         or any(map(selects_at_each_call, model.modules()))
     )
-    return [*by_config, *flags, *by_class] if by_config and can_switch else []
+    return [*by_config, *by_flag, *by_class] if by_config and can_switch else []
 
 
 def implementation_of(config: Any) -> str | None:
@@ -249,12 +285,11 @@ def attend_for_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: Any) -> torch.Tensor:
-    """Call the current forward's attention, with query and key cast to the value's dtype, as rotary embeddings of
-    models under autocast are float32.
-    """
+    """Call the current forward's attention; return [rows, T, heads, width]."""
     attention = _attention.get()
     if attention is None:
         raise RuntimeError(f'{NAME} is called outside of an evaluation')
+    # Under autocast rotary embeddings return query and key in float32.
     return attention.attend(query.to(value.dtype), key.to(value.dtype), value, **settings)
 
 
@@ -262,7 +297,8 @@ def attend_for_gptj(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, None]:
     """Replace `_attn` of GPT-J and CodeGen."""
-    return attend(query, key, value, scaling=query.shape[-1] ** -0.5).transpose(1, 2), None
+    output = attend(query, key, value, scaling=query.shape[-1] ** -0.5)
+    return output.transpose(1, 2), None
 
 
 def attend_for_gpt_neo(
@@ -271,7 +307,8 @@ def attend_for_gpt_neo(
     """Replace `_attn` of GPT-Neo, which does not scale scores and has sliding windows in some layers."""
     is_local = module.config.attention_layers[module.layer_id] == 'local'
     window = module.config.window_size if is_local else None
-    return attend(query, key, value, scaling=1.0, window=window).transpose(1, 2), None
+    output = attend(query, key, value, scaling=1.0, window=window)
+    return output.transpose(1, 2), None
 
 
 def attend_for_mpt(module: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None, None]:
@@ -279,8 +316,9 @@ def attend_for_mpt(module: Any, hidden_states: torch.Tensor, *_: Any, **__: Any)
     projected = module.Wqkv(hidden_states)
     if module.clip_qkv:
         projected = projected.clamp(min=-module.clip_qkv, max=module.clip_qkv)
-    parts = (heads_of(part, module.n_heads) for part in projected.chunk(3, dim=2))
-    return module.out_proj(attend(*parts, scaling=module.softmax_scale).flatten(2)), None, None
+    query, key, value = (heads_of(states, module.n_heads) for states in projected.chunk(3, dim=2))
+    output = attend(query, key, value, scaling=module.softmax_scale)
+    return module.out_proj(output.flatten(2)), None, None
 
 
 def attend_for_bloom(
@@ -288,8 +326,8 @@ def attend_for_bloom(
 ) -> tuple[torch.Tensor, None]:
     """Replace the forward of transformers' BloomAttention."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
-    found = attend(query, key, value, scaling=module.inv_norm_factor)
-    return residual + module.dense(found.flatten(2)), None
+    output = attend(query, key, value, scaling=module.inv_norm_factor)
+    return residual + module.dense(output.flatten(2)), None
 
 
 def attend_for_foundry(
@@ -311,7 +349,7 @@ def attend_for_foundry(
     them, with the order of dimensions that `attn_impl` uses.
     """
     keys, values = heads_of(key, kv_n_heads), heads_of(value, kv_n_heads)
-    found = attend(
+    output = attend(
         heads_of(query, n_heads),
         keys,
         values,
@@ -319,19 +357,20 @@ def attend_for_foundry(
         window=None if sliding_window_size == -1 else sliding_window_size + 1,
         softcap=attn_logit_softcapping,
     )
-    return found.flatten(2), None, (keys.transpose(2, 3), values) if attn_impl == 'torch' else (key, value)
+    to_reuse = (keys.transpose(2, 3), values) if attn_impl == 'torch' else (key, value)
+    return output.flatten(2), None, to_reuse
 
 
 def heads_of(states: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Return [rows, T, heads * width] as [rows, heads, T, width]."""
-    parts: torch.Tensor = states.unflatten(-1, (num_heads, -1))
-    return parts.transpose(1, 2)
+    by_head: torch.Tensor = states.unflatten(-1, (num_heads, -1))
+    return by_head.transpose(1, 2)
 
 
 def bias_of_mpt(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
     """Return the ALiBi biases of transformers' MptModel."""
     table: torch.Tensor = module.build_mpt_alibi_tensor(module.num_heads, length, device=query.device)
-    return table[:, 0]
+    return table[:, 0]  # of [heads, 1, length]
 
 
 def bias_of_bloom(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
@@ -347,11 +386,11 @@ def bias_of_falcon(module: Any, length: int, query: torch.Tensor) -> torch.Tenso
     In transformers 4.53 eager attention adds them twice: to the scores, and to the mask
     (docs/compatibility.md: `FalconModel`).
     """
-    build: Any = vars(sys.modules[type(module).__module__])['build_alibi_tensor']
+    build_alibi_tensor: Any = vars(sys.modules[type(module).__module__])['build_alibi_tensor']
     mask = torch.ones(1, length, device=query.device, dtype=torch.long)
-    table: torch.Tensor = build(mask, module.num_heads, torch.float32)
-    factor: float = module.h[0].self_attention.inv_norm_factor
-    return 2 * factor * table[:, 0]
+    table: torch.Tensor = build_alibi_tensor(mask, module.num_heads, torch.float32)
+    scale: float = module.h[0].self_attention.inv_norm_factor
+    return 2 * scale * table[:, 0]  # of [heads, 1, length]
 
 
 def bias_of_foundry(module: Any, length: int, query: torch.Tensor) -> torch.Tensor:
@@ -369,19 +408,24 @@ def bias_of_foundry(module: Any, length: int, query: torch.Tensor) -> torch.Tens
     return table[0, :, 0]
 
 
-FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {  # patched methods of attention modules, by class name
+# Tables by the name of a module's class.
+
+# The patched methods of attention modules.
+FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     'GPTJAttention': ('_attn', attend_for_gptj),
     'CodeGenAttention': ('_attn', attend_for_gptj),
     'GPTNeoSelfAttention': ('_attn', attend_for_gpt_neo),
     'MptAttention': ('forward', attend_for_mpt),
     'BloomAttention': ('forward', attend_for_bloom),
 }
+# Models with ALiBi.
 KEY_BIASES: dict[str, Callable[[Any, int, torch.Tensor], torch.Tensor]] = {
     'MptModel': bias_of_mpt,
     'BloomModel': bias_of_bloom,
     'FalconModel': bias_of_falcon,
     'MPTModel': bias_of_foundry,
 }
+# Models whose positions of ALiBi include masked tokens.
 COUNT_MASKED = ('MptModel', 'MPTModel')
 
 AttentionInterface.register(NAME, attend_by_name)

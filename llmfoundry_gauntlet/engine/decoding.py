@@ -68,8 +68,8 @@ class DecodingModel:
 
     def run_prompts(self, contexts: Sequence[Ids], cache: KVCache, *, as_stream: bool) -> torch.Tensor:
         """Run right-aligned prompts into the cache; return their last logits, float32 [prompts, V]."""
-        lengths = list(map(len, contexts))
-        width = max(lengths)
+        lengths = [len(context) for context in contexts]
+        num_tokens, width = sum(lengths), max(lengths)
         tokens = np.full((len(contexts), width), self.padding, np.int64)
         seen = np.zeros((len(contexts), width), np.bool_)
         for row, context in enumerate(contexts):
@@ -77,33 +77,37 @@ class DecodingModel:
             seen[row, width - len(context) :] = self.is_seen(context)
         mask = to_device(seen, self.language_model.device)
         cache.enter(lengths, mask)
-        if as_stream and seen.sum() == sum(lengths):  # no token is hidden
+
+        hides_tokens = seen.sum() < num_tokens  # a stream has no mask for them
+        if as_stream and not hides_tokens:
             return self._run_stream(contexts, cache)
-        self.usage.prompt_tokens += sum(lengths)
-        self.usage.padding_tokens += tokens.size - sum(lengths)
+        self.usage.prompt_tokens += num_tokens
+        self.usage.padding_tokens += tokens.size - num_tokens
         return self._forward(tokens, mask, positions_of(seen), cache=cache, is_hidden=hides_a_row(seen))
 
     def run_step(self, tokens: Sequence[int], positions: Sequence[int], cache: KVCache) -> torch.Tensor:
         """Run the latest token of every slot in use; return the next logits, float32 [slots, V]."""
         cache.step()
-        columns = np.array(tokens)[:, None], np.array(positions)[:, None]
-        return self._forward(columns[0], cache.seen(), columns[1], cache=cache)
+        return self._forward(np.array(tokens)[:, None], cache.seen(), np.array(positions)[:, None], cache=cache)
 
     def run_whole(self, contexts: Sequence[Ids], generated: Sequence[Sequence[int]]) -> torch.Tensor:
         """Run prompts and their generations so far without a cache; return the last logits, float32 [prompts, V]."""
-        whole = [np.append(*parts).astype(np.int64) for parts in zip(contexts, generated, strict=True)]
-        width = max(map(len, whole))
-        tokens = np.full((len(whole), width), self.padding, np.int64)
-        seen = np.zeros((len(whole), width), np.bool_)
-        for row, (context, ids) in enumerate(zip(contexts, whole, strict=True)):
-            tokens[row, : len(ids)] = ids
-            seen[row, : len(ids)] = True
-            seen[row, : len(context)] = self.is_seen(context)
+        rows = [
+            np.concatenate([context, np.array(ids, np.int64)]) for context, ids in zip(contexts, generated, strict=True)
+        ]
+        lengths = np.array([len(row) for row in rows])
+        shape = (len(rows), lengths.max())
+        tokens = np.full(shape, self.padding, np.int64)
+        seen = np.arange(shape[1]) < lengths[:, None]
+        for number, (context, row) in enumerate(zip(contexts, rows, strict=True)):
+            tokens[number, : len(row)] = row
+            # Hidden tokens are masked in prompts only; a generated token is always seen.
+            seen[number, : len(context)] = self.is_seen(context)
+        # Without hidden tokens, positions are those that every model counts by itself.
         positions = None if self.language_model.hidden_token_id is None else positions_of(seen)
-        self.usage.padding_tokens += tokens.size - len(whole)
-        ends = self._ids([len(ids) - 1 for ids in whole])
+        self.usage.padding_tokens += tokens.size - len(rows)
         mask = to_device(seen, self.language_model.device)
-        return self._forward(tokens, mask, positions, ends, is_hidden=hides_a_row(seen))
+        return self._forward(tokens, mask, positions, self._ids(lengths - 1), is_hidden=hides_a_row(seen))
 
     @property
     def padding(self) -> int:
@@ -148,23 +152,28 @@ class DecodingModel:
         """
         language_model = self.language_model
         mask: torch.Tensor | None = seen.long()
-        attention: AbstractContextManager[None] = language_model.attention()
-        if is_hidden:
-            attention = changed(eager_changes(language_model.model))
+        attention: AbstractContextManager[None]
         if cache is not None and self.layout == PROMPT_STREAM:
             engine = language_model.engine_attention
             mask = engine.mask(language_model.device)
             attention = engine.using(
                 CachedAttention(cache, tokens.shape[1], engine.key_bias, counts_masked=engine.counts_masked)
             )
+        elif is_hidden:
+            attention = changed(eager_changes(language_model.model))
+        else:
+            attention = language_model.attention()
 
         def pick(states: torch.Tensor) -> torch.Tensor:
-            return (
-                states[:, -1:] if ends is None else states[torch.arange(len(ends), device=ends.device), ends][:, None]
-            )
+            if ends is None:
+                return states[:, -1:]
+            rows = torch.arange(len(ends), device=ends.device)
+            return states[rows, ends][:, None]
 
+        # The engine's attention writes to the cache itself; in layout CACHE the model does.
+        models_cache = cache if self.layout == CACHE else None
         with attention:
-            return self._logits(tokens, positions, mask, pick, cache if self.layout == CACHE else None)[:, -1]
+            return self._logits(tokens, positions, mask, pick, models_cache)[:, -1]
 
     def _logits(
         self,
@@ -189,17 +198,13 @@ class DecodingModel:
         device, engine = self.language_model.device, self.language_model.engine_attention
         stream, ends = lay_out_prompts(contexts)
         self.usage.prompt_tokens += len(stream.tokens)
-        found: dict[int, KeyValue] = {}
+        states: dict[int, KeyValue] = {}
         last = self._ids(ends)
-        with engine.using(TreeLayout(stream, device, found, is_cached=True, key_bias=engine.key_bias)):
+        with engine.using(TreeLayout(stream, device, states, is_cached=True, key_bias=engine.key_bias)):
             logits = self._logits(
-                stream.tokens[None], stream.depths[None], engine.mask(device), lambda states: states[:, last]
+                stream.tokens[None], stream.depths[None], engine.mask(device), lambda hidden: hidden[:, last]
             )
-        places = np.zeros((len(contexts), max(map(len, contexts))), np.int64)
-        for row, end in zip(places, ends, strict=True):
-            path = np.flatnonzero(stream.ends[: end + 1] > end)  # a token and its ancestors
-            row[len(row) - len(path) :] = path
-        cache.take_stream(found, self._ids(places))
+        cache.take_stream(states, self._ids(places_of_prompts(stream, ends)))
         return logits[0]
 
 
@@ -216,12 +221,23 @@ def hides_a_row(seen: Bools) -> bool:
 def lay_out_prompts(contexts: Sequence[Ids]) -> tuple[Stream, Ints]:
     """Return distinct prompts as a stream of trees, and the index of each prompt's last token."""
     requests = [context_request(context, row) for row, context in enumerate(contexts)]
-    most = sum(map(len, contexts))
-    trees = [make_tree(group) for group in grow_trees(sort_requests(requests), most)]
+    num_tokens = sum(map(len, contexts))  # all prompts fit into the batch, so a tree may have any size
+    trees = [make_tree(group) for group in grow_trees(sort_requests(requests), num_tokens)]
     stream = lay_out_stream(trees)
+    # Requests are read at their prompt's last token, in the order of the trees.
+    rows = [request.key.row for tree in trees for request in tree.requests]
     ends = np.zeros(len(contexts), np.int64)
-    ends[[request.key.row for tree in trees for request in tree.requests]] = stream.reads
+    ends[rows] = stream.reads
     return stream, ends
+
+
+def places_of_prompts(stream: Stream, ends: Ints) -> Ints:
+    """Return where the tokens of prompts that end at `ends` are in a stream, right-aligned [prompts, longest]."""
+    paths = [np.flatnonzero(stream.ends[: end + 1] > end) for end in ends]  # the last token and its ancestors
+    places = np.zeros((len(paths), max(map(len, paths))), np.int64)
+    for row, path in zip(places, paths, strict=True):
+        row[len(row) - len(path) :] = path
+    return places
 
 
 class GenerationDecoder:
@@ -246,7 +262,9 @@ class GenerationDecoder:
 
     def marks_of(self, reasoning: Reasoning | None) -> dict[int, str]:
         """Return the texts of special tokens that mark reasoning, or are a part of such a mark, by id."""
-        marks = [] if reasoning is None else [mark for pair in reasoning.markers for mark in (pair.start, pair.end)]
+        if reasoning is None:
+            return {}
+        marks = [mark for pair in reasoning.markers for mark in (pair.start, pair.end)]
         return {id_: text for id_, text in self._special.items() if any(text in mark for mark in marks)}
 
     def text(
@@ -349,22 +367,33 @@ class OngoingGeneration:
 
     def _stops(self) -> bool:
         """Return whether the latest token completes a stop."""
-        decoded = partial(self.decoder.text, verbatim=True, restores_space=False, marks=self._marks)
-        before = decoded(self.ids[self._start : self._read]) if self._read else ''
-        piece = decoded(self.ids[self._start :])[len(before) :]
+        piece = self._latest_text()
         if not piece:  # a special token, or a leading space that the tokenizer drops
             self._read = len(self.ids)
             return False
-        rule, known, text = self.request.stops, len(self._known), self._known + piece
-        if not piece.endswith(UNFINISHED) or len(self.ids) - self._read >= LONGEST_CHARACTER:
+        known = len(self._known)
+        text = self._known + piece
+        # An incomplete character is decoded again together with the next token, unless it cannot become one.
+        is_complete = not piece.endswith(UNFINISHED) or len(self.ids) - self._read >= LONGEST_CHARACTER
+        if is_complete:
             self._known = text
             self._start, self._read = self._read, len(self.ids)
         self._answer.read(text, known)
         begin = self._answer.begin
-        if begin is None:
+        if begin is None:  # still reasoning
             return False
-        answer = text[begin:] if begin else text
-        num_known = max(0, known - begin)
+        return self._answer_stops(text[begin:] if begin else text, max(0, known - begin))
+
+    def _latest_text(self) -> str:
+        """Return the text of the latest tokens, those from `_read` on, as it is after the tokens before them."""
+        decoded = partial(self.decoder.text, verbatim=True, restores_space=False, marks=self._marks)
+        before = decoded(self.ids[self._start : self._read]) if self._read else ''
+        return decoded(self.ids[self._start :])[len(before) :]
+
+    def _answer_stops(self, answer: str, num_known: int) -> bool:
+        """Return whether an answer, of which `num_known` characters were searched before, ends in its new ones."""
+        rule = self.request.stops
+        # A stop may begin in what was searched.
         if stop_position(answer, rule, max(0, num_known - self._lookback)) is None:
             return rule.program is not None and rule.program.gives_up(answer, num_known)
         return answer_stop(self._text(), rule, self.request.reasoning) is not None
@@ -381,8 +410,8 @@ def end_ids(tokenizer: Any, model: Any, *, reference: bool) -> set[int]:
 
     With `reference` only the tokenizer's eos, which llm-foundry passes to transformers.
     """
-    ends = {tokenizer.eos_token_id}
+    ends = [tokenizer.eos_token_id]
     if not reference:
-        own = getattr(getattr(model, 'generation_config', None), 'eos_token_id', None)
-        ends.update(own if isinstance(own, (list, tuple)) else [own])
+        of_model = getattr(getattr(model, 'generation_config', None), 'eos_token_id', None)
+        ends += of_model if isinstance(of_model, (list, tuple)) else [of_model]
     return {end for end in ends if end is not None}

@@ -95,10 +95,11 @@ class TextGenerator(DecodingModel):
 
         `progress` is kept up to date meanwhile.
         """
-        names = first_of_equal(batch.requests)
-        distinct = tuple(request for request in batch.requests if names[request.key] == request.key)
-        done = {generation.key: generation for generation in self.run(replace(batch, requests=distinct), progress)}
-        return [replace(done[first], key=key) for key, first in names.items()]
+        first_of = first_of_equal(batch.requests)
+        distinct = tuple(request for request in batch.requests if first_of[request.key] == request.key)
+        generations = self.run(replace(batch, requests=distinct), progress)
+        by_key = {generation.key: generation for generation in generations}
+        return [replace(by_key[first], key=key) for key, first in first_of.items()]
 
     @torch.no_grad()
     def run(self, batch: ContinuousBatch, progress: BatchProgress | None = None) -> list[Generation]:
@@ -136,22 +137,35 @@ class TextGenerator(DecodingModel):
 
 def first_of_equal(requests: Sequence[GenerateRequest]) -> dict[ItemKey, ItemKey]:
     """Return for each request, in their order, the first request whose generation must be the same."""
-    first: dict[tuple[object, ...], ItemKey] = {}
-    names: dict[ItemKey, ItemKey] = {}
+    first_of: dict[ItemKey, ItemKey] = {}
+    first_with: dict[tuple[object, ...], ItemKey] = {}  # by all that a greedy generation depends on
     for request in requests:
-        limits = (request.max_new_tokens, request.stops, request.reasoning)
-        wanted = (request.context.tobytes(), *limits, request.verbatim, request.restores_space)
-        is_drawn = request.sampling.temperature > 0
-        names[request.key] = request.key if is_drawn else first.setdefault(wanted, request.key)
-    return names
+        if request.sampling.temperature > 0:  # the draws depend on the key
+            first_of[request.key] = request.key
+            continue
+        settings = (
+            request.context.tobytes(),
+            request.max_new_tokens,
+            request.stops,
+            request.reasoning,
+            request.verbatim,
+            request.restores_space,
+        )
+        first_of[request.key] = first_with.setdefault(settings, request.key)
+    return first_of
+
+
+def prompt_groups(requests: Sequence[GenerateRequest]) -> Iterator[PromptGroup]:
+    """Yield the prompts of requests, in which those with equal prompts are adjacent."""
+    for _, same_prompt in groupby(requests, key=lambda request: request.context.tobytes()):
+        waiting = deque(same_prompt)
+        yield PromptGroup(context=waiting[0].context, waiting=waiting)
 
 
 class DecodingLoop:
     """Decode one continuous batch, at most `num_slots` requests at a time. Finished generations go to `done`.
 
-    `progress` is updated at each iteration.
-
-    Each iteration makes exactly one forward, so that the ranks of a sharded model stay in step.
+    Each iteration makes exactly one forward, so that the ranks of a sharded model stay in step, and updates `progress`.
     """
 
     def __init__(
@@ -166,18 +180,18 @@ class DecodingLoop:
         self.batch = batch
         self.done = done
         self.num_slots = num_slots
-        self.streams = generator.layout == PROMPT_STREAM
+        # Without a cache every step runs whole rows, which must fit into `tokens_per_batch`.
         if not generator.caches and batch.requests:
             self.num_slots = max(1, min(num_slots, batch.tokens_per_batch // batch.longest))
-        left = [request for request in batch.requests if request.key not in done]
+        self.streams = generator.layout == PROMPT_STREAM
         self.progress = GenerationProgress(batch.requests, progress)
+        left = []
         for request in batch.requests:
-            if request.key in done:
+            if request.key in done:  # before the device ran out of memory
                 self.progress.end(request)
-        self.prompts = deque(
-            PromptGroup(context=same[0].context, waiting=deque(same))
-            for same in (list(group) for _, group in groupby(left, key=lambda request: request.context.tobytes()))
-        )
+            else:
+                left.append(request)
+        self.prompts = deque(prompt_groups(left))
         self.slots: list[Slot] = []
         self.cache: KVCache | None = None
         if generator.caches and left:
@@ -190,9 +204,11 @@ class DecodingLoop:
     def run(self) -> None:
         """Finish all generations."""
         while self.generator.is_any(bool(self.prompts or self.slots)):
-            free = self.num_slots - len(self.slots)
-            if self.prompts and (not self.slots or free >= max(1, self.num_slots // ENTERING_SHARE)):
-                self.enter(free)
+            # Prompts run together, so some slots stay free for a while.
+            num_free = self.num_slots - len(self.slots)
+            enough_free = num_free >= max(1, self.num_slots // ENTERING_SHARE)
+            if self.prompts and (not self.slots or enough_free):
+                self.enter(num_free)
             elif self.slots:
                 self.step()
             else:
@@ -202,32 +218,42 @@ class DecodingLoop:
         if self.cache is not None:
             self.generator.cached_bytes = self.cache.bytes_per_token
 
-    def enter(self, free: int) -> None:
+    def enter(self, num_free: int) -> None:
         """Run the next prompts and start their generations, several per prompt while slots are free."""
         if self.cache is None:
-            while self.prompts and len(self.slots) < self.num_slots:
-                self.slots.append(self.new_slot(self.prompts[0]))
-                if not self.prompts[0].waiting:
-                    self.prompts.popleft()
-            self.step()
-            return
-        prompts = self.next_prompts(free)
-        logits = self.generator.run_prompts([prompt.context for prompt in prompts], self.cache, as_stream=self.streams)
+            self.enter_whole()
+        else:
+            self.enter_cache(self.cache, num_free)
+
+    def enter_whole(self) -> None:
+        """Start generations without a cache: the next step runs their prompts, with all others."""
+        while self.prompts and len(self.slots) < self.num_slots:
+            self.slots.append(self.new_slot(self.prompts[0]))
+            if not self.prompts[0].waiting:
+                self.prompts.popleft()
+        self.step()
+
+    def enter_cache(self, cache: KVCache, num_free: int) -> None:
+        """Run the next prompts into the cache and start their generations."""
+        prompts = self.next_prompts(num_free)
+        logits = self.generator.run_prompts([prompt.context for prompt in prompts], cache, as_stream=self.streams)
         if self.streams and len(prompts) > 1 and not torch.isfinite(logits.amax(dim=-1)).all():
-            self.take_back(prompts, self.cache)
+            self.take_back(prompts, cache)
             return
-        first = len(self.slots)
-        new = list(map(self.new_slot, prompts))
-        sources = list(range(len(new)))
+        num_before = len(self.slots)
+        new = [self.new_slot(prompt) for prompt in prompts]
+        prompt_of_slot = list(range(len(prompts)))
+        # Further generations of a prompt copy its keys and values into the slots that are still free.
         for index, prompt in enumerate(prompts):
-            while prompt.waiting and first + len(new) < self.num_slots:
+            while prompt.waiting and num_before + len(new) < self.num_slots:
+                target = num_before + len(new)
                 new.append(self.new_slot(prompt))
-                sources.append(index)
-                self.cache.copy_prompt(first + index, new[index].end, len(prompt.context), first + len(new) - 1)
-            if prompt.waiting:
+                prompt_of_slot.append(index)
+                cache.copy_prompt(num_before + index, new[index].end, len(prompt.context), target)
+            if prompt.waiting:  # for generations that get a slot later
                 prompt.logits = logits[index].clone()
         self.slots += new
-        self.extend(new, logits[to_device(np.array(sources), logits.device)])
+        self.extend(new, logits[to_device(np.array(prompt_of_slot), logits.device)])
 
     def take_back(self, prompts: Sequence[PromptGroup], cache: KVCache) -> None:
         """Requeue prompts to run as padded rows: in a stream non-finite values spread across a shared prefix."""
@@ -238,17 +264,20 @@ class DecodingLoop:
         cache.leave(slots)
         self.prompts.extendleft(reversed(prompts))
 
-    def next_prompts(self, free: int) -> list[PromptGroup]:
+    def next_prompts(self, num_free: int) -> list[PromptGroup]:
         """Take as many waiting prompts as fit into the free slots and into `tokens_per_batch`."""
         chosen: list[PromptGroup] = []
-        width = total = 0
-        while self.prompts and len(chosen) < free:
+        longest = 0
+        in_stream = 0  # tokens, shared prefixes once
+        while self.prompts and len(chosen) < num_free:
             context = self.prompts[0].context
-            width, total = max(width, len(context)), total + len(context)
+            longest = max(longest, len(context))
+            in_stream += len(context)
             if self.streams and chosen:
                 shared = num_shared(chosen[-1].context.tobytes(), context.tobytes())
-                total -= shared if is_family(shared, len(context)) else 0
-            num_tokens = total if self.streams else width * (len(chosen) + 1)
+                if is_family(shared, len(context)):
+                    in_stream -= shared
+            num_tokens = in_stream if self.streams else longest * (len(chosen) + 1)
             if chosen and num_tokens > self.batch.tokens_per_batch:
                 break
             chosen.append(self.prompts.popleft())
@@ -270,12 +299,12 @@ class DecodingLoop:
         self.generator.usage.steps += 1
         self.generator.usage.generated_tokens += len(self.slots)
         if self.cache is None:
-            logits = self.generator.run_whole(
-                [slot.prompt.context for slot in self.slots], [slot.generation.ids for slot in self.slots]
-            )
+            contexts = [slot.prompt.context for slot in self.slots]
+            logits = self.generator.run_whole(contexts, [slot.generation.ids for slot in self.slots])
         else:
             tokens = [slot.generation.ids[-1] for slot in self.slots]
-            logits = self.generator.run_step(tokens, [slot.position for slot in self.slots], self.cache)
+            positions = [slot.position for slot in self.slots]
+            logits = self.generator.run_step(tokens, positions, self.cache)
             for slot in self.slots:
                 slot.position += 1
         self.extend(self.slots, logits)
@@ -296,6 +325,7 @@ class DecodingLoop:
         """Remove finished generations and give their slots to further requests for cached prompts."""
         leaving = []
         for index, slot in enumerate(self.slots):
+            # A generation may end with its first token, and so may those that follow it in the slot.
             while slot.generation.is_done:
                 self.done[slot.generation.request.key] = slot.generation.result()
                 self.progress.end(slot.generation.request)
@@ -319,21 +349,29 @@ class DecodingLoop:
 
         The slot's own prompt comes first, then the cached prompt with the most waiting requests.
         """
-        if not slot.generation.is_finite:  # its cached keys and values are not finite either
-            if slot.prompt.waiting and slot.prompt.logits is not None:
-                self.prompts.appendleft(PromptGroup(context=slot.prompt.context, waiting=slot.prompt.waiting))
-                slot.prompt.waiting = deque()
+        if self.cache is None:
             return None
-        sources = [
-            (place, other, other.prompt.logits)
+        if not slot.generation.is_finite:  # its cached keys and values are not finite either
+            self.requeue(slot.prompt)
+            return None
+        sources = {
+            place: other
             for place, other in enumerate(self.slots)
             if other.generation.is_finite and other.prompt.logits is not None and other.prompt.waiting
-        ]
-        if self.cache is None or not sources:
+        }
+        if not sources:
             return None
-        source, other, logits = max(sources, key=lambda entry: (entry[0] == index, len(entry[1].prompt.waiting)))
-        following = self.new_slot(other.prompt)
-        self.cache.copy_prompt(source, other.end, len(other.prompt.context), index)
-        (token,) = self.generator.choose([following], logits[None])
+        source = max(sources, key=lambda place: (place == index, len(sources[place].prompt.waiting)))
+        prompt, end = sources[source].prompt, sources[source].end
+        assert prompt.logits is not None
+        following = self.new_slot(prompt)
+        self.cache.copy_prompt(source, end, len(prompt.context), index)
+        (token,) = self.generator.choose([following], prompt.logits[None])
         following.generation.add(token)
         return following
+
+    def requeue(self, prompt: PromptGroup) -> None:
+        """Let the waiting requests of a prompt run it again, and first."""
+        if prompt.waiting and prompt.logits is not None:
+            self.prompts.appendleft(PromptGroup(context=prompt.context, waiting=prompt.waiting))
+            prompt.waiting = deque()

@@ -9,7 +9,7 @@ would copy it at every step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from llmfoundry_gauntlet.engine.attention import KeyBias, to_device, torch_attention
-from llmfoundry_gauntlet.engine.tree_attention import dense
+from llmfoundry_gauntlet.engine.tree_attention import dense, for_each_head
 
 GROWTH = 32  # columns
 
@@ -47,8 +47,7 @@ class KVCache(Cache):
     @property
     def bytes_per_token(self) -> int:
         """Return the size of a token's keys and values in all layers, once a forward has shown it."""
-        buffers = [buffer for layer in self._layers.values() for buffer in layer]
-        return sum(buffer.shape[1] * buffer.shape[3] * buffer.itemsize for buffer in buffers)
+        return sum(buffer.shape[1] * buffer.shape[3] * buffer.itemsize for buffer in self._all_buffers())
 
     # The interface of transformers' Cache, which changes after 4.53 (docs/compatibility.md).
 
@@ -80,15 +79,17 @@ class KVCache(Cache):
 
     # Called by the engine between forwards.
 
-    def take_stream(self, found: Mapping[int, tuple[torch.Tensor, torch.Tensor]], places: torch.Tensor) -> None:
+    def take_stream(self, states: Mapping[int, tuple[torch.Tensor, torch.Tensor]], places: torch.Tensor) -> None:
         """Write prompts that ran as a token stream into the slots taken last.
 
-        `found` has keys and values [1, heads, tokens, width] by layer, `places` [prompts, width] the positions of each
+        `states` has keys and values [1, heads, tokens, width] by layer, `places` [prompts, width] the positions of each
         prompt's tokens, right-aligned; columns before a prompt get those of any token.
         """
-        for layer, states in found.items():
-            for buffer, tokens in zip(self._buffers(layer, *states), states, strict=True):
-                buffer[self._slots, :, self._columns] = tokens[0][:, places].transpose(0, 1)
+        for layer, (keys, values) in states.items():
+            key_buffer, value_buffer = self._buffers(layer, keys, values)
+            # Of [heads, prompts, columns, width] the prompts come first.
+            key_buffer[self._slots, :, self._columns] = keys[0][:, places].transpose(0, 1)
+            value_buffer[self._slots, :, self._columns] = values[0][:, places].transpose(0, 1)
 
     def enter(self, lengths: Sequence[int], seen: torch.Tensor) -> None:
         """Take slots for the prompts of the next forward; `seen` [prompts, width] is their right-aligned mask."""
@@ -121,13 +122,15 @@ class KVCache(Cache):
         `end` counts columns as before any shift. `target` is a slot in use, or the first free one.
         """
         end -= self.moved
+        prompt = slice(end - length, end)
+        # It ends where all sequences end now.
         start = self.column - length
-        for buffers in self._layers.values():
-            for buffer in buffers:
-                buffer[target, :, start : self.column] = buffer[source, :, end - length : end].clone()
-        mask = self.mask[source, end - length : end].clone()
+        columns = slice(start, self.column)
+        for buffer in self._all_buffers():
+            buffer[target, :, columns] = buffer[source, :, prompt].clone()  # the columns may overlap in one slot
+        mask = self.mask[source, prompt].clone()
         self.mask[target] = False
-        self.mask[target, start : self.column] = mask
+        self.mask[target, columns] = mask
         if target == self.num_used:
             self.num_used += 1
             self.starts.append(start)
@@ -136,52 +139,71 @@ class KVCache(Cache):
 
     def leave(self, slots: Sequence[int]) -> list[int]:
         """Free slots and move the last ones into the gaps. Return the previous slot of each remaining one, in order."""
-        kept = [slot for slot in range(self.num_used) if slot not in set(slots)]
-        stay = [slot for slot in kept if slot < len(kept)]
-        moving = [slot for slot in kept if slot >= len(kept)]
-        free = sorted(set(range(len(kept))) - set(stay))
+        leaving = set(slots)
+        kept = [slot for slot in range(self.num_used) if slot not in leaving]
+        num_kept = len(kept)
+        # As few slots as possible move: those beyond the new end, each into a gap before it.
+        gaps = [slot for slot in range(num_kept) if slot in leaving]
+        moving = [slot for slot in kept if slot >= num_kept]
         if moving:
-            targets, sources = (to_device(np.array(places), self.mask.device) for places in (free, moving))
-            for buffer in (self.mask, *(buffer for buffers in self._layers.values() for buffer in buffers)):
+            targets = to_device(np.array(gaps), self.mask.device)
+            sources = to_device(np.array(moving), self.mask.device)
+            for buffer in (self.mask, *self._all_buffers()):
                 buffer[targets] = buffer[sources]
-        order = list(range(len(kept)))
-        for target, source in zip(free, moving, strict=True):
-            order[target] = source
-        self.starts = [self.starts[source] for source in order]
-        self.num_used = len(kept)
-        return order
+        previous = list(range(num_kept))
+        for gap, source in zip(gaps, moving, strict=True):
+            previous[gap] = source
+        self.starts = [self.starts[source] for source in previous]
+        self.num_used = num_kept
+        return previous
 
     def clear(self, slot: int) -> None:
         """Zero a slot: a non-finite value would spread even where it is masked, as 0 * nan is nan."""
-        for buffers in self._layers.values():
-            for buffer in buffers:
-                buffer[slot] = 0
+        for buffer in self._all_buffers():
+            buffer[slot] = 0
 
     def _grow(self) -> None:
-        """Reallocate buffers with GROWTH more columns, dropping leading columns that no slot uses."""
-        by = min(min(self.starts, default=self.column), self.column - self.longest_context)
-        used = self.column - by
-        for layer, (keys, values) in self._layers.items():
-            self._layers[layer] = self._grown(keys, by, used), self._grown(values, by, used)
-        mask = self.mask.new_zeros(len(self.mask), used + GROWTH)
-        mask[:, :used] = self.mask[:, by : self.column]
-        self.mask = mask
-        self.starts = [start - by for start in self.starts]
-        self.column -= by
-        self.moved += by
+        """Reallocate buffers with GROWTH more columns, dropping leading columns that no slot uses.
 
-    def _grown(self, buffer: torch.Tensor, by: int, used: int) -> torch.Tensor:
+        A prompt of `longest_context` tokens must still fit before the next column.
+        """
+        first_used = min(self.starts, default=self.column)
+        dropped = min(first_used, self.column - self.longest_context)
+        kept = slice(dropped, self.column)
+        num_kept = self.column - dropped
+        for layer, (keys, values) in self._layers.items():
+            self._layers[layer] = self._grown(keys, kept), self._grown(values, kept)
+        mask = self.mask.new_zeros(len(self.mask), num_kept + GROWTH)
+        mask[:, :num_kept] = self.mask[:, kept]
+        self.mask = mask
+        self.starts = [start - dropped for start in self.starts]
+        self.column = num_kept
+        self.moved += dropped
+
+    def _grown(self, buffer: torch.Tensor, kept: slice) -> torch.Tensor:
+        """Return a buffer with the kept columns of the slots in use, and GROWTH more."""
         slots, heads, _, width = buffer.shape
-        grown = buffer.new_zeros(slots, heads, used + GROWTH, width)
-        grown[: self.num_used, :, :used] = buffer[: self.num_used, :, by : self.column]
+        num_kept = kept.stop - kept.start
+        grown = buffer.new_zeros(slots, heads, num_kept + GROWTH, width)
+        grown[: self.num_used, :, :num_kept] = buffer[: self.num_used, :, kept]
         return grown
 
-    def _buffers(self, layer: int, *states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _buffers(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the buffers of a layer; its first keys and values show the number of heads, widths and dtype."""
         if layer not in self._layers:
-            slots, columns = self.mask.shape
-            keys, values = (part.new_zeros(slots, part.shape[1], columns, part.shape[3]) for part in states)
-            self._layers[layer] = keys, values
+            self._layers[layer] = self._new_buffer(keys), self._new_buffer(values)
         return self._layers[layer]
+
+    def _new_buffer(self, states: torch.Tensor) -> torch.Tensor:
+        slots, columns = self.mask.shape
+        _, heads, _, width = states.shape
+        return states.new_zeros(slots, heads, columns, width)
+
+    def _all_buffers(self) -> Iterator[torch.Tensor]:
+        """Yield the key and value buffers of all layers."""
+        for keys, values in self._layers.values():
+            yield keys
+            yield values
 
 
 class CachedAttention:
@@ -196,12 +218,14 @@ class CachedAttention:
         self.next_layer = 0
         seen = cache.seen()[:, None]  # [slots, 1, columns]
         self.columns = torch.arange(seen.shape[-1], device=seen.device)
+        # The columns of the queries: of prompts all, of a step the one that it writes.
         self.ends = self.columns[-width:] if cache.is_prompt else self.columns[cache.column - 1 : cache.column]
         self.seen = seen & (self.columns <= self.ends[:, None])  # [slots, queries, columns]
         # A token that sees nothing, such as padding, attends to itself: an empty softmax is nan.
-        self.seen |= (self.columns == self.ends[:, None]) & ~self.seen.any(dim=-1, keepdim=True)
+        is_itself = self.columns == self.ends[:, None]
+        self.seen |= is_itself & ~self.seen.any(dim=-1, keepdim=True)
         counted = torch.ones_like(seen) if counts_masked else seen
-        self.positions = (counted[:, 0].cumsum(1) - 1).clamp(min=0)
+        self.positions = (counted[:, 0].cumsum(1) - 1).clamp(min=0)  # [slots, columns]
         self.bias: torch.Tensor | None = None  # [slots, heads, 1, columns]
 
     def attend(
@@ -217,15 +241,17 @@ class CachedAttention:
         """Write the next layer's keys and values to the cache; return its attention output."""
         keys, values = self.cache.update(key, value, self.next_layer)
         self.next_layer += 1
-        if (groups := query.shape[1] // keys.shape[1]) > 1:
-            keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-        mask = self.seen[:, None]
-        if window is not None:
-            mask = mask & (self.ends[:, None] - self.columns < window)
+        keys, values = for_each_head(query, keys, values)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        mask = self.seen[:, None]  # of all heads
+        if window is not None:
+            # Counted in columns, masked ones included, as by transformers' own masks.
+            mask = mask & (self.ends[:, None] - self.columns < window)
         if self.key_bias is not None and self.bias is None:
-            table = self.key_bias(len(self.columns), query)
-            self.bias = table[:, self.positions].transpose(0, 1)[:, :, None]
+            by_position = self.key_bias(len(self.columns), query)  # [heads, positions]
+            self.bias = by_position[:, self.positions].transpose(0, 1)[:, :, None]
         if softcap or self.bias is not None:
-            return dense(query, keys, values, mask, scale, softcap, self.bias).transpose(1, 2)
-        return torch_attention(query, keys, values, attn_mask=mask, scale=scale).transpose(1, 2)
+            output = dense(query, keys, values, mask, scale, softcap, self.bias)
+        else:
+            output = torch_attention(query, keys, values, attn_mask=mask, scale=scale)
+        return output.transpose(1, 2)

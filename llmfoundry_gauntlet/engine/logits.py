@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,31 +23,39 @@ CHUNK = 512  # positions at a time, fewer where the vocabulary is large
 CHUNK_ELEMENTS = 512 * 32768  # logits at a time
 BLOCK = {'cpu': 32, 'cuda': CHUNK}  # positions reduced at a time; on a CPU their logits fit into its cache
 
+# Shapes: P = positions whose logits are read, N = scored tokens (of a position, one or more), V = vocabulary.
+
 Tail = Callable[[torch.Tensor], torch.Tensor]
 
 
 class LogitReader:
-    """Reduce logits at the positions `reads`, which may repeat, to values of the `targets` that follow them."""
+    """Reduce logits at the positions `reads`, which may repeat, to values of the `targets` that follow them.
+
+    Logits come in the order of positions, each once; so the targets are sorted by position, and `scores` restores their
+    order.
+    """
 
     def __init__(self, reads: Ints, targets: Ids, device: torch.device) -> None:
-        places, inverse = np.unique(reads, return_inverse=True)
-        self.order = np.argsort(inverse, kind='stable')  # groups the targets by position
-        self.places = to_device(places, device)
-        self.of_place = inverse[self.order]
-        self.rows = to_device(self.of_place, device)
+        places, place_of_read = np.unique(reads, return_inverse=True)
+        self.order = np.argsort(place_of_read, kind='stable')
+        self.places = to_device(places, device)  # [P]
+        self.place_of_target = place_of_read[self.order]  # [N], on the host, to find a block's targets without waiting
+        self.rows = to_device(self.place_of_target, device)
         self.targets = to_device(targets[self.order].astype(np.int64), device)
-        self.done = 0  # positions
-        self.parts: list[torch.Tensor] = []
+        self.num_taken = 0  # positions
+        self.parts: list[torch.Tensor] = []  # [3, targets] each
 
     @torch.no_grad()
     def take(self, logits: torch.Tensor, tail: Tail | None = None) -> None:
         """Reduce the logits of the next positions, shape [positions, V], after `tail`; float32 ones are overwritten."""
         for block in logits.split(BLOCK.get(logits.device.type, BLOCK['cpu'])):
-            first, last = np.searchsorted(self.of_place, [self.done, self.done + len(block)])
-            rows = self.rows[first:last] - self.done
+            end = self.num_taken + len(block)
+            first, last = np.searchsorted(self.place_of_target, [self.num_taken, end])
+            rows = self.rows[first:last] - self.num_taken
             final = block if tail is None else tail(block)
+            # In float32, as half precision has too few digits for a sum over the vocabulary.
             self.parts.append(reduce_logits(final.float(), rows, self.targets[first:last]))
-            self.done += len(block)
+            self.num_taken = end
 
     def take_all(self, logits: torch.Tensor) -> None:
         """Reduce the read positions of the logits of all positions, shape [all positions, V]."""
@@ -60,11 +67,12 @@ class LogitReader:
 
         They are log-probabilities, argmax flags, and numbers of entries that share the highest logit, shape [N] each.
         """
-        if self.done != len(self.places):
-            raise RuntimeError(f'logits of {self.done} positions were made, {len(self.places)} are read')
-        back = np.empty_like(self.order)
-        back[self.order] = np.arange(len(self.order))
-        logprobs, is_argmax, num_top = torch.cat(self.parts, dim=1).cpu().numpy()[:, back]
+        if self.num_taken != len(self.places):
+            raise RuntimeError(f'logits of {self.num_taken} positions were made, {len(self.places)} are read')
+        values = torch.cat(self.parts, dim=1).cpu().numpy()  # one copy from the device for all
+        in_order = np.empty_like(values)
+        in_order[:, self.order] = values
+        logprobs, is_argmax, num_top = in_order
         return logprobs.astype(np.float64), is_argmax > 0, num_top.astype(np.int64)
 
 
@@ -82,12 +90,18 @@ def reduce_logits(logits: torch.Tensor, rows: torch.Tensor, targets: torch.Tenso
     top, argmax = logits.max(dim=1)
     below_top = logits[rows, targets] - top[rows]
     is_top = below_top == 0
-    if logits.is_cuda:  # without waiting for the indices
+
+    # Ties are counted only for targets that are at the top. On a GPU that would make the host wait for their indices,
+    # so there they are counted for all.
+    if logits.is_cuda:
         num_top = (logits == top[:, None]).sum(dim=1)[rows] * is_top
     else:
         num_top = torch.zeros_like(rows)
-        num_top[is_top] = (logits[rows[is_top]] == top[rows[is_top], None]).sum(dim=1)
-    logsumexp = logits.sub_(top[:, None]).exp_().sum(dim=1).log_()  # relative to the top: adding it would round twice
+        top_rows = rows[is_top]
+        num_top[is_top] = (logits[top_rows] == top[top_rows, None]).sum(dim=1)
+
+    # Relative to the top, which is never added again: that would round a second time.
+    logsumexp = logits.sub_(top[:, None]).exp_().sum(dim=1).log_()
     return torch.stack([below_top - logsumexp[rows], argmax[rows] == targets, num_top])
 
 
@@ -96,11 +110,16 @@ def output_layer(model: Any) -> torch.nn.Linear | torch.nn.Embedding | None:
 
     It is a linear layer or, with tied weights in llm-foundry, the embedding called with a second argument.
     """
-    layer: Any = getattr(model, 'get_output_embeddings', lambda: None)()
+    if not hasattr(model, 'get_output_embeddings'):
+        return None
+    layer: Any = model.get_output_embeddings()
     while hasattr(layer, '_fsdp_wrapped_module'):
         layer = layer._fsdp_wrapped_module
-    is_shared = isinstance(layer, torch.nn.Embedding) and 'unembed' in inspect.signature(layer.forward).parameters
-    return layer if isinstance(layer, torch.nn.Linear) or is_shared else None
+    if isinstance(layer, torch.nn.Linear):
+        return layer
+    if isinstance(layer, torch.nn.Embedding) and 'unembed' in inspect.signature(layer.forward).parameters:
+        return layer
+    return None
 
 
 def makes_logits(layer: torch.nn.Module, arguments: tuple[Any, ...]) -> bool:
@@ -112,15 +131,17 @@ def makes_logits(layer: torch.nn.Module, arguments: tuple[Any, ...]) -> bool:
 def reading(layer: torch.nn.Linear | torch.nn.Embedding, reader: LogitReader, tail: Tail) -> Iterator[None]:
     """Make the output layer pass its logits to the reader and return a dummy tensor, until the context ends."""
     forward = layer.forward
-    vocabulary = layer.out_features if isinstance(layer, torch.nn.Linear) else layer.num_embeddings  # also if sharded
-    size = max(1, min(CHUNK, CHUNK_ELEMENTS // vocabulary))
+    # Not the shape of the weights, of which a sharded layer has a part.
+    vocabulary = layer.out_features if isinstance(layer, torch.nn.Linear) else layer.num_embeddings
+    chunk = max(1, min(CHUNK, CHUNK_ELEMENTS // vocabulary))
 
     def read(hidden: torch.Tensor, *more: Any) -> torch.Tensor:
         if not makes_logits(layer, (hidden, *more)):
             return forward(hidden)
-        picked = hidden.reshape(-1, hidden.shape[-1])[reader.places]
-        for start in range(0, len(picked), size):
-            reader.take(forward(picked[start : start + size], *more), tail)
+        states = hidden.reshape(-1, hidden.shape[-1])[reader.places]
+        # No name keeps a chunk of logits while the next one is made.
+        for start in range(0, len(states), chunk):
+            reader.take(forward(states[start : start + chunk], *more), tail)
         return hidden.new_zeros(1, 1, 1)
 
     with changed([(layer, 'forward', read)]):
@@ -157,8 +178,11 @@ def picking(
 
 def tail_of(config: Any, raw: torch.Tensor, final: torch.Tensor) -> Tail | None:
     """Return the function that maps the output layer's `raw` logits to the model's `final` ones; None if unknown."""
-    for tail in (*tails(config), unchanged):  # a cap first: it hardly changes small logits
-        if raw.shape == final.shape and torch.allclose(tail(raw).float(), final.float(), rtol=1e-5, atol=1e-6):
+    if raw.shape != final.shape:
+        return None
+    # `unchanged` last, as a cap hardly changes small logits.
+    for tail in (*tails(config), unchanged):
+        if torch.allclose(tail(raw).float(), final.float(), rtol=1e-5, atol=1e-6):
             return tail
     return None
 
@@ -201,13 +225,13 @@ def uniform_draws(request: GenerateRequest) -> Iterator[float]:
 def next_tokens(logits: torch.Tensor, samplings: Sequence[Sampling], draws: Sequence[float | None]) -> list[int]:
     """Return the next token of each row of logits, float32 [rows, V]: sampled with its uniform draw, greedy if None."""
     chosen = logits.argmax(dim=-1)
-    drawn = {index: draw for index, draw in enumerate(draws) if draw is not None}
-
-    def settings(index: int) -> tuple[float, float, int]:
-        return samplings[index].temperature, samplings[index].top_p, samplings[index].top_k
-
-    for _, group in groupby(sorted(drawn, key=settings), key=settings):
-        rows = list(group)
+    # Rows with the same settings are drawn together; their seeds are already in the draws.
+    rows_of: dict[tuple[float, float, int], list[int]] = {}
+    drawn = {row: draw for row, draw in enumerate(draws) if draw is not None}
+    for row in drawn:
+        settings = (samplings[row].temperature, samplings[row].top_p, samplings[row].top_k)
+        rows_of.setdefault(settings, []).append(row)
+    for rows in rows_of.values():
         places = to_device(np.array(rows), logits.device)
         chosen[places] = draw_tokens(logits[places], samplings[rows[0]], [drawn[row] for row in rows])
     tokens: list[int] = chosen.tolist()
@@ -219,6 +243,7 @@ def draw_tokens(logits: torch.Tensor, sampling: Sampling, draws: Sequence[float]
 
     Sampling inverts the cumulative distribution in float64, so that rounding in the model hardly ever changes a token.
     """
+    # The candidates: [rows, V] in the order of tokens, or sorted, the most probable first.
     tokens = None
     if 0 < sampling.top_k < logits.shape[-1]:
         logits, tokens = logits.topk(sampling.top_k, dim=-1)
@@ -228,9 +253,14 @@ def draw_tokens(logits: torch.Tensor, sampling: Sampling, draws: Sequence[float]
     if sampling.top_p < 1:
         before = probabilities.cumsum(dim=-1) - probabilities
         probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)
+
+    # Scaled to the sum of what is left, so that probabilities need no second normalization.
     cumulative = probabilities.cumsum(dim=-1)
-    numbers = to_device(np.array(draws, dtype=np.float64), logits.device)[:, None]
-    places = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
-    last = (probabilities > 0).long().cumsum(dim=-1).argmax(dim=-1, keepdim=True)  # with nonzero probability
-    places = torch.minimum(places, last)
+    shares = to_device(np.array(draws, dtype=np.float64), logits.device)[:, None]
+    places = torch.searchsorted(cumulative, shares * cumulative[:, -1:], right=True)
+
+    # Rounding may put a draw at the very end: never beyond the last candidate that has a probability.
+    num_possible = (probabilities > 0).long().cumsum(dim=-1)
+    last_possible = num_possible.argmax(dim=-1, keepdim=True)
+    places = torch.minimum(places, last_possible)
     return (places if tokens is None else tokens.gather(1, places)).squeeze(1)

@@ -48,6 +48,7 @@ MOST_TOKENS = {'cpu': 2048, 'cuda': 32768}  # on a CPU 4096 took 5 to 12 % longe
 LEAST_TOKENS = {'cpu': 1024, 'cuda': 4096}
 SHARE_OF_MEMORY = 0.5  # of free memory; the rest is a margin for what the estimate leaves out
 CHUNK_BYTES = 2**29  # for a chunk of logits and its copies
+FLOAT32_BYTES = 4
 
 Outputs = Callable[[], list[ScoreOutput]]
 
@@ -115,7 +116,7 @@ class CausalLanguageModel:
         if self.most_tokens is not None and batch.num_tokens > self.most_tokens and batch.trees:
             halves = batch.halves()
             if len(halves) > 1:
-                return wait_for_all(list(map(self.launch, halves)))
+                return self._launch_all(halves)
         try:
             with self.rotary_length(batch.rope_length):
                 reader = self._read(batch)
@@ -126,7 +127,11 @@ class CausalLanguageModel:
             return lambda: [] if reader is None else split_outputs(batch.requests, *reader.scores())
         # The exception, whose frames held tensors, has been freed here.
         self._make_room(batch, failure)
-        return wait_for_all(list(map(self.launch, batch.halves())))
+        return self._launch_all(batch.halves())
+
+    def _launch_all(self, batches: Sequence[Batch]) -> Outputs:
+        parts = [self.launch(batch) for batch in batches]
+        return lambda: [output for part in parts for output in part()]
 
     def lay_out(self, batch: Batch) -> None:
         """Prepare a batch that is to run next, while the device is busy."""
@@ -168,10 +173,10 @@ class CausalLanguageModel:
         """Return the keys and values of a prefix by layer. One prefix is cached at a time."""
         if self._prefix is None or self._prefix[0] is not prefix:
             self._prefix = None  # free its memory first
-            found: dict[int, KeyValue] = {}
+            states: dict[int, KeyValue] = {}
             tree = Tree(requests=(context_request(prefix),), num_tokens=len(prefix))
-            self._stream(lay_out_stream([tree]), found, is_cached=True)
-            self._prefix = (prefix, found)
+            self._stream(lay_out_stream([tree]), states, is_cached=True)
+            self._prefix = (prefix, states)
         return self._prefix[1]
 
     @torch.no_grad()
@@ -181,12 +186,14 @@ class CausalLanguageModel:
         Return the largest logit and the relative rounding error of the precision, 0 for float32.
         """
         ids = to_device(lay_out_rows(requests).tokens.astype(np.int64), self.device)
-        with picking(output_layer(self.model), lambda states: states, copies=True) as raw:
-            final = logits_of(self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False))
-        self.tail = tail_of(self.model.config, raw[0], final) if len(raw) == 1 else None
-        logits = raw[0] if raw else final
-        self.dtype = logits.dtype
-        return float(final.abs().max()), rounding_of(logits)
+        with picking(output_layer(self.model), lambda states: states, copies=True) as made:
+            outputs = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        final = logits_of(outputs)
+        # Only a layer that is called once makes the logits that `tail` maps to the final ones.
+        self.tail = tail_of(self.model.config, made[0], final) if len(made) == 1 else None
+        raw = made[0] if made else final
+        self.dtype = raw.dtype
+        return float(final.abs().max()), rounding_of(raw)
 
     def attention(self) -> AbstractContextManager[None]:
         """Return the context for the model's own attention, which is eager if the probe found that necessary."""
@@ -214,15 +221,17 @@ class CausalLanguageModel:
             )
 
     def _padded_rows(self, batch: Batch) -> LogitReader:
+        """Run padded rows, with padding and hidden tokens masked."""
         if batch.padded_to:
             return self._rows_of_reference(batch)
         rows = lay_out_rows(batch.requests)
-        mask = np.arange(rows.tokens.shape[1])[None] < rows.lengths[:, None]
+        columns = np.arange(rows.tokens.shape[1])
+        seen = columns < rows.lengths[:, None]
         if self.hidden_token_id is not None:
-            mask &= rows.tokens != self.hidden_token_id
-        mask_ids = to_device(mask.astype(np.int64), self.device)
+            seen &= rows.tokens != self.hidden_token_id
+        mask = to_device(seen.astype(np.int64), self.device)
         with self.attention():
-            return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask_ids)
+            return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask)
 
     def _rows_of_reference(self, batch: Batch) -> LogitReader:
         """Run rows as llm-foundry does: padded to `padded_to`, every padding token masked, with eager attention.
@@ -231,7 +240,8 @@ class CausalLanguageModel:
         included, and other implementations have their own rules.
         """
         rows = lay_out_rows(batch.requests, padded_to=batch.padded_to, padding=self.hidden_token_id)
-        mask = to_device((rows.tokens != self.hidden_token_id).astype(np.int64), self.device)
+        seen = rows.tokens != self.hidden_token_id
+        mask = to_device(seen.astype(np.int64), self.device)
         with changed(eager_changes(self.model)):
             return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask)
 
@@ -253,23 +263,21 @@ class CausalLanguageModel:
         if position_ids is not None and self.takes_positions:
             arguments['position_ids'] = to_device(position_ids.astype(np.int64), self.device)
         reader = LogitReader(reads, targets, self.device)
-        layer = None if self.tail is None else output_layer(self.model)
-        with nullcontext() if layer is None or self.tail is None else reading(layer, reader, self.tail):
+        layer = output_layer(self.model)
+        if layer is None or self.tail is None:
+            # What the model does to its logits is unknown: it makes those of all positions.
             logits = logits_of(self.model(**arguments))
-        self.num_forwards += 1
-        if layer is None:
             reader.take_all(logits.reshape(-1, logits.shape[-1]))
+        else:
+            with reading(layer, reader, self.tail):
+                self.model(**arguments)
+        self.num_forwards += 1
         return reader
 
 
 def batch_stream(batch: Batch) -> Stream:
     """Return the trees of a batch as a stream, after its cached prefix."""
     return lay_out_stream(batch.trees, 0 if batch.prefix is None else len(batch.prefix))
-
-
-def wait_for_all(parts: Sequence[Outputs]) -> Outputs:
-    """Return a function that waits for several outputs."""
-    return lambda: [output for part in parts for output in part()]
 
 
 def unwrapped(model: Any) -> Any:
@@ -308,15 +316,18 @@ def automatic_budget(
     `cached_bytes` is the size of a token in the KV cache; `gathered_bytes` that of the weights that FSDP gathers at a
     time.
     """
-    most, least = (bounds.get(device.type, bounds['cpu']) for bounds in (MOST_TOKENS, LEAST_TOKENS))
-    budget = Budget(scoring=most, generation=most)
-    if (free := free_bytes(device)) is not None:
+    most = MOST_TOKENS.get(device.type, MOST_TOKENS['cpu'])
+    least = LEAST_TOKENS.get(device.type, LEAST_TOKENS['cpu'])
+    free = free_bytes(device)
+    if free is None:
+        budget = Budget(scoring=most, generation=most)
+    else:
         budget = budget_in_memory(config, free - gathered_bytes, cached_bytes=cached_bytes, most=most)
 
-    def halved(tokens: int) -> int:
-        while tokens // 2 >= least and LEAST_BATCHES * tokens * num_ranks > num_tokens:
-            tokens //= 2
-        return tokens
+    def halved(tokens_per_batch: int) -> int:
+        while tokens_per_batch // 2 >= least and LEAST_BATCHES * tokens_per_batch * num_ranks > num_tokens:
+            tokens_per_batch //= 2
+        return tokens_per_batch
 
     return Budget(
         scoring=halved(budget.scoring),
@@ -329,7 +340,9 @@ def free_bytes(device: torch.device) -> int | None:
     """Return the free memory of a device, with what torch has reserved and does not use; None on a CPU."""
     if device.type != 'cuda':
         return None
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + unused
 
 
 def budget_in_memory(config: Any, free: int, *, cached_bytes: int, most: int = MOST_TOKENS['cuda']) -> Budget:
@@ -341,14 +354,13 @@ def budget_in_memory(config: Any, free: int, *, cached_bytes: int, most: int = M
     """
     config = config.get_text_config()
     width = getattr(config, 'hidden_size', None) or config.d_model
-    inner = getattr(config, 'intermediate_size', None) or 4 * width
-    activations = 4 * (6 * width + 3 * inner)
+    inner_width = getattr(config, 'intermediate_size', None) or 4 * width
+    activation_bytes = FLOAT32_BYTES * (6 * width + 3 * inner_width)
+    generation_bytes = activation_bytes + (CACHED_PER_TOKEN + 1) * cached_bytes
 
-    def fitting(bytes_per_token: int) -> int:
+    def tokens_that_fit(bytes_per_token: int) -> int:
         tokens = max(1, int((SHARE_OF_MEMORY * free - CHUNK_BYTES) / bytes_per_token))
-        return min(most, 1 << (tokens.bit_length() - 1))
+        power_of_two = 1 << (tokens.bit_length() - 1)
+        return min(most, power_of_two)
 
-    return Budget(
-        scoring=fitting(activations),
-        generation=fitting(activations + (CACHED_PER_TOKEN + 1) * cached_bytes),
-    )
+    return Budget(scoring=tokens_that_fit(activation_bytes), generation=tokens_that_fit(generation_bytes))

@@ -299,7 +299,7 @@ def families(trees: Sequence[list[_MeasuredRequest]]) -> list[_Family]:
                 and not ends_family(joined, len(tree), alike)
             ):
                 family.trees.append(tree)
-                grouped[-1] = family._replace(prefix=joined)
+                grouped[-1] = _Family(family.trees, joined)
                 continue
         grouped.append(_Family([tree], alike))
     return grouped

@@ -38,7 +38,7 @@ from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, Batch, make_batch, plan
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
 from llmfoundry_gauntlet.errors import plural
-from llmfoundry_gauntlet.types import Floats, GenerateRequest, Ids, ItemKey, ScoreRequest
+from llmfoundry_gauntlet.types import Floats, GenerateRequest, Ids, ItemKey, ScoreOutput, ScoreRequest
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ NAMES = {
 NOT_FINITE = "probe: the model's numbers are not finite"
 CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError)
 
+# What counts as a difference.
 TOLERANCE = 1e-4  # in float32, of summed log-probabilities in nats and of logits
 HALF_TOLERANCE = 2  # in half precision, of summed log-probabilities, in rounding errors of the largest logit
 NUDGED_TOLERANCE = 1.5  # the same, in differences of padded rows that are rounded otherwise
@@ -59,10 +60,13 @@ HALF_TOLERANCE_OF_LOGITS = 8  # the same for logits of generations
 LEAST_CONTRAST = 2  # least change of the outputs with other contexts, in tolerances
 MAX_EAGER_SCORES = 1 << 27  # attention scores per layer that eager attention may hold at once
 
+# The rows to score, and the prompts.
 NUM_SHARED = 8  # tokens of the prefix that the probe's contexts share
 MAX_SHORT = 128  # tokens per request of short rows
 
-LENGTHS = (14, 3, 11, 3, 20, 1)  # of the prompts in tokens; the second and the fourth end with the same token
+# The generations.
+LENGTHS = (14, 3, 11, 3, 20, 1)  # of the prompts in tokens
+SAME_LAST_TOKEN = (1, 3)  # prompts that end with the same token
 NEW_TOKENS = (4, 6, 2, 5, 7, 3)
 LONG_NEW_TOKENS = 3  # after the long prompt, so that most of its logits come from decoding steps
 NUM_SLOTS = 3
@@ -95,22 +99,26 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
     expected = sums(language_model, floor, longest)
     if not np.isfinite(expected).all():
         return Probe(layout=PADDED_ROWS, reason=NOT_FINITE, certain=False)
+
+    # Outputs that hardly depend on the context agree in any layout.
     others = plan(with_other_contexts(short, vocabulary), tokens_per_batch=longest, layout=PADDED_ROWS)
     contrast = np.median(np.abs(sums(language_model, others, longest) - expected))
     if not contrast >= LEAST_CONTRAST * tolerance:
         reason = f'probe: other contexts change {contrast:.1g} nats only, too little to tell'
         return Probe(layout=PADDED_ROWS, reason=reason, certain=False)
+
     expected_of_long = sums(language_model, plan(long, tokens_per_batch=longest, layout=PADDED_ROWS), longest)
     if not np.isfinite(expected_of_long).all():
         return Probe(layout=PADDED_ROWS, reason=NOT_FINITE, certain=False)
 
     def difference(layout: str) -> float:
-        found = [sums(language_model, batches, longest) for batches in trial_batches(short)]
-        off = np.max([np.abs(values - expected) for values in found])
-        if off <= tolerance:
-            of_long = sums(language_model, plan(long, tokens_per_batch=longest, layout=layout), longest)
-            off = np.max([off, *np.abs(of_long - expected_of_long)])
-        return float(off)
+        differences = [
+            np.abs(sums(language_model, batches, longest) - expected).max() for batches in trial_batches(short)
+        ]
+        if np.max(differences) <= tolerance:  # the long row only if it decides
+            batches = plan(long, tokens_per_batch=longest, layout=layout)
+            differences.append(np.abs(sums(language_model, batches, longest) - expected_of_long).max())
+        return float(np.max(differences))
 
     num_rows = len(expected) + len(expected_of_long)
     return first_that_agrees(LAYOUTS, difference, tolerance, what=plural(num_rows, 'row'), unit=' nats')
@@ -129,13 +137,17 @@ def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int)
     if not np.isfinite(largest):
         return Probe(layout=NO_CACHE, reason=NOT_FINITE, certain=False)
     tolerance = max(TOLERANCE, HALF_TOLERANCE_OF_LOGITS * largest * generator.rounding)
-    contrast = np.abs(expected[ItemKey('probe', 1)][0] - expected[ItemKey('probe', 3)][0]).max()
 
     def difference(layout: str) -> float:
         return furthest(expected, step_logits(generator, layout, batch, vocabulary), generator.rounding)
 
-    found = first_that_agrees(GENERATION_LAYOUTS, difference, tolerance, what=plural(len(batch.requests), 'generation'))
-    return replace(found, certain=bool(contrast >= LEAST_CONTRAST * tolerance))
+    num_generations = plural(len(batch.requests), 'generation')
+    agreed = first_that_agrees(GENERATION_LAYOUTS, difference, tolerance, what=num_generations)
+
+    # After two contexts with the same last token: equal logits would not depend on the context.
+    first_logits = [expected[ItemKey('probe', row)][0] for row in SAME_LAST_TOKEN]
+    contrast = np.abs(first_logits[0] - first_logits[1]).max()
+    return replace(agreed, certain=bool(contrast >= LEAST_CONTRAST * tolerance))
 
 
 def first_that_agrees(
@@ -166,10 +178,10 @@ def check_attention(language_model: CausalLanguageModel, *, vocabulary: int, lon
     attention scores always counts as a difference: with hardly trained weights it might not show. Long rows are
     shortened to what eager attention has memory for.
     """
-    model = language_model.model
-    changes = eager_changes(model)
     if language_model.eager:
         return
+    model = language_model.model
+    changes = eager_changes(model)
     config = model.config.get_text_config()
     own = implementation_of(config)
     if not changes:
@@ -179,18 +191,19 @@ def check_attention(language_model: CausalLanguageModel, *, vocabulary: int, lon
     if own == 'sdpa' and getattr(config, 'attn_logit_softcapping', None):
         use_eager_attention(language_model, 'sdpa leaves out attn_logit_softcapping')
         return
+
     affordable = math.isqrt(MAX_EAGER_SCORES // getattr(config, 'num_attention_heads', 1))
     short, long = rows_to_score(vocabulary, min(longest, affordable), language_model.hidden_token_id)
     batches = plan([*short, *long], tokens_per_batch=MAX_SHORT * len(short), layout=PADDED_ROWS)
-    found = sums(language_model, batches, longest)
+    by_own_attention = sums(language_model, batches, longest)
     with changed(changes):
         expected = sums(language_model, batches, longest)
     tolerance = tolerance_of(language_model, short, longest)
-    off = np.abs(found - expected)
-    typical = float(np.median(off) if tolerance > TOLERANCE else off.max())
-    if np.isfinite(expected).all() and not typical <= tolerance:
+    differences = np.abs(by_own_attention - expected)
+    difference = float(np.median(differences) if tolerance > TOLERANCE else differences.max())
+    if np.isfinite(expected).all() and not difference <= tolerance:
         use_eager_attention(
-            language_model, f'{own} is {typical:.1g} nats off the eager attention that defines the model'
+            language_model, f'{own} is {difference:.1g} nats off the eager attention that defines the model'
         )
 
 
@@ -222,14 +235,14 @@ def tolerance_of(language_model: CausalLanguageModel, requests: Sequence[ScoreRe
     largest, rounding = language_model.learn([single])
     if not rounding:
         return TOLERANCE
-    together, alone = (
-        [batch for part in parts for batch in plan(part, tokens_per_batch=MAX_SHORT * len(part), layout=PADDED_ROWS)]
-        for parts in ([requests], [[request] for request in requests])
-    )
+    together = plan(requests, tokens_per_batch=MAX_SHORT * len(requests), layout=PADDED_ROWS)
+    one_by_one: list[Batch] = []
+    for request in requests:
+        one_by_one += plan([request], tokens_per_batch=MAX_SHORT, layout=PADDED_ROWS)
     expected = sums(language_model, together, longest)
     with nudged_embeddings(language_model.model, rounding):
-        off = np.abs(sums(language_model, alone, longest) - expected)
-    return float(np.max([TOLERANCE, HALF_TOLERANCE * largest * rounding, NUDGED_TOLERANCE * off.max()]))
+        differences = np.abs(sums(language_model, one_by_one, longest) - expected)
+    return float(np.max([TOLERANCE, HALF_TOLERANCE * largest * rounding, NUDGED_TOLERANCE * differences.max()]))
 
 
 @contextmanager
@@ -239,8 +252,9 @@ def nudged_embeddings(model: Any, rounding: float) -> Iterator[None]:
     def nudge(layer: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         if len(inputs) > 1:  # the output layer of llm-foundry's models with tied weights
             return output
-        nudges = np.random.default_rng(0).integers(0, 2, size=output.shape) * rounding
-        return output * (1 + to_device(nudges.astype(np.float32), output.device)).to(output.dtype)
+        is_nudged = np.random.default_rng(0).integers(0, 2, size=output.shape)
+        nudges = to_device((is_nudged * rounding).astype(np.float32), output.device)
+        return output * (1 + nudges).to(output.dtype)
 
     hook = model.get_input_embeddings().register_forward_hook(nudge)
     try:
@@ -263,17 +277,20 @@ def rows_to_score(vocabulary: int, longest: int, hidden: int | None) -> tuple[li
         return draw(rng, count, vocabulary, hidden)
 
     def request(row: int, context: Ids, *lengths: int) -> ScoreRequest:
+        """Return a request with drawn choices of these lengths, its context cut so that no row is too long."""
         fitting = context[: max(1, longest - max(lengths) + 1)]
-        choices = tuple(map(tokens, lengths))
+        choices = tuple(tokens(length) for length in lengths)
         return ScoreRequest(key=ItemKey('probe', row), contexts=(fitting,) * len(choices), continuations=choices)
 
+    # All share a prefix; the second continues the first, the third leaves it early.
     shared = tokens(NUM_SHARED + 12)
-    short = [  # all share a prefix; the second continues the first, the third leaves it early
+    short = [
         request(0, shared, 1, 3, 4, 2, 2),
         request(1, np.concatenate([shared, tokens(7)]), 3, 4, 1),
         request(2, np.concatenate([shared[: NUM_SHARED + 1], tokens(9)]), 3, 4, 1),
     ]
-    return short, [request(3, tokens(longest), 4)]
+    long = [request(3, tokens(longest), 4)]
+    return short, long
 
 
 def with_other_contexts(requests: Sequence[ScoreRequest], vocabulary: int) -> list[ScoreRequest]:
@@ -290,21 +307,27 @@ def trial_batches(requests: Sequence[ScoreRequest]) -> Iterator[list[Batch]]:
     """Yield batches in the stream layout: in the planner's trees, in one tree, and after a cached prefix."""
     num_tokens = sum(len(ids) for request in requests for ids in (*request.contexts, *request.continuations))
     yield plan(requests, tokens_per_batch=num_tokens)
+
     tree = Tree(requests=tuple(requests), num_tokens=count_prefixes(requests))
     yield [make_batch([tree])]
-    num_cached = min(NUM_SHARED, min(len(request.contexts[0]) for request in requests) - 1)
+
+    shortest = min(len(request.contexts[0]) for request in requests)
+    num_cached = min(NUM_SHARED, shortest - 1)  # each context keeps a token to read logits from
     if num_cached > 0:
         prefix = requests[0].contexts[0][:num_cached].copy()
-        trees = [Tree(requests=(one,), num_tokens=count_prefixes((one,)) - num_cached) for one in requests]
+        trees = [Tree(requests=(request,), num_tokens=count_prefixes((request,)) - num_cached) for request in requests]
         yield [make_batch(trees, prefix)]
 
 
 def sums(language_model: CausalLanguageModel, batches: Sequence[Batch], rope_length: int) -> Floats:
     """Return the summed log-probability of each row, in the order of the requests, all with the same `rope_length`."""
-    alike = [replace(batch, rope_length=rope_length + 1) for batch in batches]  # no row is longer
-    outputs = {output.key: output for batch in alike for output in language_model.run(batch)}
+    outputs: dict[ItemKey, ScoreOutput] = {}
+    for batch in batches:
+        alike = replace(batch, rope_length=rope_length + 1)  # no row is longer
+        outputs |= {output.key: output for output in language_model.run(alike)}
     language_model.forget()
-    return np.array([float(values.sum()) for _, output in sorted(outputs.items()) for values in output.logprobs])
+    in_order = [outputs[key] for key in sorted(outputs)]
+    return np.array([float(logprobs.sum()) for output in in_order for logprobs in output.logprobs])
 
 
 def batch_to_generate(vocabulary: int, longest: int, hidden: int | None = None) -> ContinuousBatch:
@@ -313,37 +336,44 @@ def batch_to_generate(vocabulary: int, longest: int, hidden: int | None = None) 
     shapes = [*zip(LENGTHS, NEW_TOKENS, strict=True), (longest - LONG_NEW_TOKENS, LONG_NEW_TOKENS)]
     requests: list[GenerateRequest] = []
     for row, (length, num_new) in enumerate(shapes):
+        # Models may be shorter than the probe's prompts.
         num_new = max(1, min(num_new, longest - 1))
         length = max(1, min(length, longest - num_new))
         context = draw(rng, length, vocabulary, hidden)
         if row == 2:  # runs together with the first, and shares a prefix with it
             shared = min(NUM_SHARED, length - 1, len(requests[0].context) - 1)
             context[:shared] = requests[0].context[:shared]
-        if row == 3:
-            context[-1] = requests[1].context[-1]
+        if row == SAME_LAST_TOKEN[1]:
+            context[-1] = requests[SAME_LAST_TOKEN[0]].context[-1]
         requests.append(GenerateRequest(key=ItemKey('probe', row), context=context, max_new_tokens=num_new))
-    twin = GenerateRequest(key=ItemKey('probe', len(shapes)), context=requests[1].context, max_new_tokens=5)
-    ordered = [requests[-1], requests[0], requests[2], requests[1], twin, *requests[3:-1]]
+
+    first, second, third, *others, long = requests
+    twin = GenerateRequest(key=ItemKey('probe', len(shapes)), context=second.context, max_new_tokens=5)
     return ContinuousBatch(
-        requests=tuple(ordered), num_slots=NUM_SLOTS, tokens_per_batch=max(longest, 64), rope_length=max(longest, 2)
+        # The long prompt is there from the start, so that the short ones enter and leave beside it.
+        requests=(long, first, third, second, twin, *others),
+        num_slots=NUM_SLOTS,
+        tokens_per_batch=max(longest, 64),
+        rope_length=max(longest, 2),
     )
 
 
 def step_logits(generator: TextGenerator, layout: str, batch: ContinuousBatch, vocabulary: int) -> Steps:
     """Return the logits after each token of a batch's generations in a layout; every layout gets the same tokens."""
-    found: Steps = {}
+    steps: Steps = {}
 
     def choose(slots: Sequence[Slot], logits: torch.Tensor) -> list[int]:
         tokens = []
         for slot, values in zip(slots, logits, strict=True):
-            key, step = slot.generation.request.key, len(slot.generation.ids)
-            found.setdefault(key, {})[step] = values.cpu().numpy()
-            tokens.append((31 * key.row + 17 * step + 7) % vocabulary)
+            key = slot.generation.request.key
+            step = len(slot.generation.ids)
+            steps.setdefault(key, {})[step] = values.cpu().numpy()
+            tokens.append((31 * key.row + 17 * step + 7) % vocabulary)  # not by the logits, which may differ
         return tokens
 
     with generator.trying(layout, choose):
         generator.run(batch)
-    return found
+    return steps
 
 
 def largest_of(steps: Steps) -> float:
@@ -351,15 +381,17 @@ def largest_of(steps: Steps) -> float:
     return float(np.max([np.abs(logits).max() for of_request in steps.values() for logits in of_request.values()]))
 
 
-def furthest(expected: Steps, found: Steps, rounding: float) -> float:
-    """Return the largest difference of logits, NaN if any in `found` is NaN.
+def furthest(expected: Steps, steps: Steps, rounding: float) -> float:
+    """Return the largest difference of logits, NaN if any in `steps` is NaN.
 
     In half precision it is the largest median of a generation, as rounding may route single tokens to other experts.
     """
-    if not np.isfinite(largest_of(found)):
+    if not np.isfinite(largest_of(steps)):
         return np.nan
-    worst = 0.0
-    for key, steps in expected.items():
-        off = sorted(float(np.abs(logits - found[key][step]).max()) for step, logits in steps.items())
-        worst = max(worst, off[(len(off) - 1) // 2] if rounding else off[-1])
-    return worst
+    furthest_of_all = 0.0
+    for key, expected_steps in expected.items():
+        differences = [float(np.abs(logits - steps[key][step]).max()) for step, logits in expected_steps.items()]
+        differences.sort()
+        of_generation = differences[(len(differences) - 1) // 2] if rounding else differences[-1]
+        furthest_of_all = max(furthest_of_all, of_generation)
+    return furthest_of_all

@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 from torch.nn.attention.bias import CausalVariant
@@ -28,15 +30,23 @@ from llmfoundry_gauntlet.engine.attention import KeyBias, to_device, torch_atten
 from llmfoundry_gauntlet.engine.trees import Stream
 from llmfoundry_gauntlet.types import Ints
 
+# Calls under masks.
 MAX_QUERIES = 512  # per mask
 PIECE = 64  # tokens between possible cuts of a path
 CALL = {'cpu': 6000, 'cuda': 250_000}  # the overhead of a call, in query-key pairs
 COPY = 6  # the cost of copying a key, in query-key pairs
 BLOCK = {'cpu': 1, 'cuda': 512}  # adjacent trees of up to this many tokens share a call: launches dominate on a GPU
-MAX_KEYS = 65536  # gathered for a call of the variable-length kernel
+
+# Calls of variable-length kernels.
+MAX_KEYS = 65536  # gathered for a call
 MAX_FLASH_WIDTH = 256  # of a head
 WIDTHS = 8  # kernels take heads whose width is a multiple of this
-BIAS_COLUMNS = 8  # three hold a bias in parts, as half precision has too few digits for it
+
+# Extra columns of queries and keys for ALiBi.
+BIAS_PARTS = 3  # that add up to a bias, as half precision has too few digits for it
+BIAS_COLUMNS = 8  # with the parts, so that the width of heads stays a multiple of WIDTHS
+
+# Shapes: P = tokens of the cached prefix, T = tokens of the stream. Query, key and value are [1, heads, T, width].
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]
 
@@ -53,11 +63,11 @@ class Span:
     keys: slice | torch.Tensor
     chain: bool
 
-    def of(self, part: torch.Tensor, dim: int) -> torch.Tensor:
-        """Select the entries of the keys from a tensor with an entry per token."""
+    def of(self, states: torch.Tensor, dim: int) -> torch.Tensor:
+        """Select the entries of the keys from a tensor with an entry per token in this dimension."""
         if isinstance(self.keys, slice):
-            return part.narrow(dim, self.keys.start, self.keys.stop - self.keys.start)
-        return part.index_select(dim, self.keys)
+            return states.narrow(dim, self.keys.start, self.keys.stop - self.keys.start)
+        return states.index_select(dim, self.keys)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,37 +147,68 @@ class TreeLayout:
         softcap: float | None = None,
     ) -> torch.Tensor:
         """Return the attention output of the next layer for a stream, which is one row (see `Attention`)."""
-        layer, self.next_layer = self.next_layer, self.next_layer + 1
-        width, groups = value.shape[-1], query.shape[1] // key.shape[1]
+        layer = self.next_layer
+        self.next_layer += 1
+        width = value.shape[-1]
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if window is not None and window >= self.longest:
+            window = None
+
         if self.is_cached:
             self.prefix[layer] = (key.clone(), value.clone())
         if self.num_cached:
-            key, value = (torch.cat(parts, dim=2) for parts in zip(self.prefix[layer], (key, value), strict=True))
+            prefix_key, prefix_value = self.prefix[layer]
+            key = torch.cat([prefix_key, key], dim=2)
+            value = torch.cat([prefix_value, value], dim=2)
+
         bias = None if self.key_bias is None else self._bias(self.key_bias, query)
-        if bias is not None and not softcap:
-            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-            groups = 1
+        if softcap:
+            # No kernel has a cap.
+            key, value = for_each_head(query, key, value)
+            return self._attend_capped(query, key, value, scale, window, softcap, bias)
+        if bias is not None:
+            key, value = for_each_head(query, key, value)
             query, key, value = self._biased(bias, query, key, value, scale)
-        window = window if window is not None and window < self.longest else None
-        if query.is_cuda and not softcap:
-            return attend_packed(query, key, value, self.packed_calls, scale, window)[..., :width]
-        plain = window is None and not self.num_cached and not softcap  # a chain needs no mask
+        if query.is_cuda:
+            output = attend_packed(query, key, value, self.packed_calls, scale, window)
+        else:
+            key, value = for_each_head(query, key, value)
+            output = self._attend_by_spans(query, key, value, scale, window)
+        return output[..., :width]  # without the columns that a bias added
+
+    def _attend_by_spans(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Return the attention output, shape [1, T, heads, width], by torch's function for each span."""
+        chains_are_causal = window is None and not self.num_cached
         output = torch.empty_like(query.transpose(1, 2))
-        if groups > 1:
-            key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         for index, span in enumerate(self.spans):
-            keys, values = span.of(key, 2), span.of(value, 2)
-            queries = query[:, :, span.start : span.stop]
-            if plain and span.chain:
-                found = torch_attention(queries, keys, values, is_causal=True, scale=scale)
-            elif softcap:
-                biases = None if bias is None else span.of(bias, 1)[:, None]
-                found = dense(queries, keys, values, self.mask(index, window), scale, softcap, biases)
+            queries, keys, values = query[:, :, span.start : span.stop], span.of(key, 2), span.of(value, 2)
+            if chains_are_causal and span.chain:  # faster than with a mask
+                of_span = torch_attention(queries, keys, values, is_causal=True, scale=scale)
             else:
-                found = torch_attention(queries, keys, values, attn_mask=self.mask(index, window), scale=scale)
-            output[:, span.start : span.stop] = found.transpose(1, 2)
-        return output[..., :width]
+                of_span = torch_attention(queries, keys, values, attn_mask=self.mask(index, window), scale=scale)
+            output[:, span.start : span.stop] = of_span.transpose(1, 2)
+        return output
+
+    def _attend_capped(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the attention output, shape [1, T, heads, width], by matrices of capped scores for each span."""
+        output = torch.empty_like(query.transpose(1, 2))
+        for index, span in enumerate(self.spans):
+            queries, keys, values = query[:, :, span.start : span.stop], span.of(key, 2), span.of(value, 2)
+            biases = None if bias is None else span.of(bias, 1)[:, None]
+            of_span = dense(queries, keys, values, self.mask(index, window), scale, softcap, biases)
+            output[:, span.start : span.stop] = of_span.transpose(1, 2)
+        return output
 
     def _bias(self, key_bias: KeyBias, query: torch.Tensor) -> torch.Tensor:
         """Return the ALiBi biases of all keys, float32 [heads, P + T]."""
@@ -183,31 +224,43 @@ class TreeLayout:
         The query's constant is a power of two, which is exact in every precision.
         """
         constant = 2.0 ** round(-math.log2(scale))
-        if self.columns is None:
-            left = bias / (scale * constant)
-            self.columns = query.new_zeros(1, *left.shape, BIAS_COLUMNS)
-            for column in range(3):
-                self.columns[0, :, :, column] = left
-                left = left - self.columns[0, :, :, column]
         constants = query.new_zeros(BIAS_COLUMNS)
-        constants[:3] = constant
+        constants[:BIAS_PARTS] = constant
+        if self.columns is None:
+            self.columns = self._columns(bias / (scale * constant), query)
         return (
             torch.cat([query, constants.expand(*query.shape[:3], -1)], dim=3),
             torch.cat([key, self.columns], dim=3),
             torch.cat([value, value.new_zeros(*value.shape[:3], BIAS_COLUMNS)], dim=3),
         )
 
+    def _columns(self, bias: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        """Return columns in the query's precision whose first BIAS_PARTS add up to a bias, [1, heads, P + T, columns].
+
+        Each holds what those before it left by rounding.
+        """
+        columns = query.new_zeros(1, *bias.shape, BIAS_COLUMNS)
+        remainder = bias
+        for column in range(BIAS_PARTS):
+            columns[0, :, :, column] = remainder
+            remainder = remainder - columns[0, :, :, column]
+        return columns
+
     def mask(self, index: int, window: int | None) -> torch.Tensor:
-        """Return the mask of a span, boolean [queries, keys], the cached prefix first."""
-        found = self.masks.get((index, window))
-        if found is None:
-            found = self.masks[index, window] = self._mask(self.spans[index], window)
-        return found
+        """Return the mask of a span, boolean [queries, keys], the cached prefix first; layers share it."""
+        mask = self.masks.get((index, window))
+        if mask is None:
+            mask = self.masks[index, window] = self._mask(self.spans[index], window)
+        return mask
 
     def _mask(self, span: Span, window: int | None) -> torch.Tensor:
         places = torch.arange(len(self.ends), device=self.ends.device)
         queries = slice(self.num_cached + span.start, self.num_cached + span.stop)
-        seen = (span.of(places, 0) <= places[queries, None]) & (span.of(self.ends, 0) > places[queries, None])
+        query_places = places[queries, None]
+        # A token sees the earlier ones whose subtree has not ended: its ancestors, and itself.
+        is_before = span.of(places, 0) <= query_places
+        is_ancestor = span.of(self.ends, 0) > query_places
+        seen = is_before & is_ancestor
         if window is not None:
             seen &= self.depths[queries, None] - span.of(self.depths, 0) < window
         return seen
@@ -216,95 +269,133 @@ class TreeLayout:
 def spans_of(stream: Stream, device: torch.device) -> list[Span]:
     """Return the attention calls of a stream."""
     kind = device.type if device.type in CALL else 'cpu'
+    tree_starts = stream.tree_starts.tolist()
     spans: list[Span] = []
-    bounds = stream.tree_starts.tolist()
     first = 0
-    while first < len(bounds) - 1:
+    while first < len(tree_starts) - 1:
+        # As many small trees as may share a call, at least one.
         last = first + 1
-        while last < len(bounds) - 1 and bounds[last + 1] - bounds[first] <= BLOCK[kind]:
+        while last < len(tree_starts) - 1 and tree_starts[last + 1] - tree_starts[first] <= BLOCK[kind]:
             last += 1
-        start, stop = bounds[first], bounds[last]
-        chain = start if last > first + 1 else start + num_in_chain(stream, start, stop)
-        cuts = [start, stop] if last > first + 1 else cuts_of(stream, start, stop, CALL[kind])
-        spans.extend(
-            Span(low, high, visible_keys(stream, start, low, high, device), low == start and high <= chain)
-            for low, high in pairwise(cuts)
-        )
+        start, stop = tree_starts[first], tree_starts[last]
+        if last > first + 1:
+            cuts, chain_stop = [start, stop], start  # no chain: a mask keeps the trees apart
+        else:
+            cuts, chain_stop = cuts_of(stream, start, stop, CALL[kind]), start + num_in_chain(stream, start, stop)
+        for low, high in pairwise(cuts):
+            is_chain = low == start and high <= chain_stop
+            spans.append(Span(low, high, visible_keys(stream, start, low, high, device), is_chain))
         first = last
     return spans
 
 
 def cuts_of(stream: Stream, start: int, stop: int, call: int) -> list[int]:
-    """Return where to split a tree into attention calls: where another call costs less than a longer one."""
+    """Return where to split a tree into attention calls: where another call costs less than a longer one.
+
+    `call` is the overhead of a call; costs are in query-key pairs.
+    """
     depths = stream.depths[start:stop]
-    breaks = [0, *((depths[1:] != depths[:-1] + 1).nonzero()[0] + 1).tolist(), stop - start]
-    pieces = [(low, min(low + PIECE, high)) for first, high in pairwise(breaks) for low in range(first, high, PIECE)]
     cuts = [start]
-    begin = 0
-    for low, high in pieces[1:]:
-        before, added, depth = low - begin, high - low, int(depths[low])
-        longer = added * (int(depths[begin]) + 2 * before + added)
-        if longer > added * (depth + added) + call + COPY * depth or high - begin > MAX_QUERIES:
+    begin = 0  # of the current call; like `low` and `high` it counts from the tree's start
+    for low, high in pieces_of(depths)[1:]:
+        num_queries, num_added, depth = low - begin, high - low, int(depths[low])
+        # In the same call each added query meets all keys of the call, and all earlier queries the added keys.
+        longer = num_added * (int(depths[begin]) + 2 * num_queries + num_added)
+        # In a call of its own it meets its ancestors, which are copied if they are not contiguous.
+        another = num_added * (depth + num_added) + call + COPY * depth
+        if longer > another or high - begin > MAX_QUERIES:
             cuts.append(start + low)
             begin = low
     return [*cuts, stop]
 
 
+def pieces_of(depths: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
+    """Return the paths without branches of a tree as bounds, in pieces of at most PIECE tokens."""
+    breaks = [0, *breaks_of(depths).tolist(), len(depths)]
+    return [
+        (low, min(low + PIECE, path_stop))
+        for path_start, path_stop in pairwise(breaks)
+        for low in range(path_start, path_stop, PIECE)
+    ]
+
+
+def breaks_of(depths: npt.NDArray[np.int32]) -> Ints:
+    """Return the tokens that do not follow the token before them in a sequence, but begin a branch or a tree."""
+    follows = depths[1:] == depths[:-1] + 1
+    return np.flatnonzero(~follows) + 1
+
+
 def visible_keys(stream: Stream, first: int, start: int, stop: int, device: torch.device) -> slice | torch.Tensor:
     """Return the keys of tokens `start` to `stop` in a tree from `first`: cached prefix, ancestors and themselves."""
     keys = path_to(stream, first, start, stop)
-    if len(keys) == keys[-1] + 1 - keys[0]:  # contiguous
-        return slice(int(keys[0]), int(keys[-1]) + 1)
-    return to_device(keys, device)
+    low, high = int(keys[0]), int(keys[-1]) + 1
+    is_contiguous = len(keys) == high - low
+    return slice(low, high) if is_contiguous else to_device(keys, device)
 
 
 def path_to(stream: Stream, first: int, start: int, stop: int) -> Ints:
     """Return the cached prefix, the ancestors of token `start` in a tree from `first`, and tokens `start` to `stop`."""
     num_cached = int(stream.depths[0])
-    above = first + (stream.ends[first:start] > start).nonzero()[0]
-    return np.concatenate([np.arange(num_cached), num_cached + above, np.arange(num_cached + start, num_cached + stop)])
+    above = first + np.flatnonzero(stream.ends[first:start] > start)
+    own = np.arange(start, stop)
+    return np.concatenate([np.arange(num_cached), num_cached + above, num_cached + own])
+
+
+class _Path(NamedTuple):
+    """Tokens `start` to `stop` of a stream, without a branch, and their keys, numbered from the cached prefix on."""
+
+    start: int
+    stop: int
+    keys: Ints
 
 
 def packed_calls(stream: Stream, device: torch.device) -> list[PackedCall]:
     """Return calls that hold the stream's paths without branches, each with at most MAX_KEYS keys if possible."""
-    breaks = (stream.depths[1:] != stream.depths[:-1] + 1).nonzero()[0] + 1
-    starts = np.union1d(breaks, stream.tree_starts[:-1])
-    bounds = np.append(starts, len(stream.tokens))
-    trees = stream.tree_starts[np.searchsorted(stream.tree_starts, starts, side='right') - 1]
-    groups: list[list[tuple[int, int, Ints]]] = []
-    num_keys = 0
-    for first, start, stop in zip(trees.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        keys = path_to(stream, first, start, stop)
-        if not groups or num_keys + len(keys) > MAX_KEYS:
+    starts = np.concatenate([[0], breaks_of(stream.depths)])
+    stops = np.append(starts[1:], len(stream.tokens))
+    tree_of_path = np.searchsorted(stream.tree_starts, starts, side='right') - 1
+    firsts = stream.tree_starts[tree_of_path]
+    groups: list[list[_Path]] = []
+    num_keys = 0  # of the last group
+    for first, start, stop in zip(firsts.tolist(), starts.tolist(), stops.tolist(), strict=True):
+        path = _Path(start, stop, path_to(stream, first, start, stop))
+        if not groups or num_keys + len(path.keys) > MAX_KEYS:
             groups.append([])
             num_keys = 0
-        groups[-1].append((start, stop, keys))
-        num_keys += len(keys)
+        groups[-1].append(path)
+        num_keys += len(path.keys)
     return [packed_call(group, len(stream.tokens), device) for group in groups]
 
 
-def packed_call(paths: Sequence[tuple[int, int, Ints]], length: int, device: torch.device) -> PackedCall:
-    """Return the call of paths, each with its bounds in a stream of this length and its keys."""
-    sizes = [stop - start for start, stop, _ in paths]
-    key_sizes = [len(keys) for _, _, keys in paths]
-    bounds, key_bounds = (np.cumsum([0, *lengths], dtype=np.int32) for lengths in (sizes, key_sizes))
-    is_whole = key_bounds[-1] == length and sizes == key_sizes
+def packed_call(paths: Sequence[_Path], length: int, device: torch.device) -> PackedCall:
+    """Return the call of paths in a stream of this length."""
+    num_queries = [path.stop - path.start for path in paths]
+    num_keys = [len(path.keys) for path in paths]
+    # If the paths are all of the stream and have no ancestors, the keys are the stream's as they are.
+    is_whole = sum(num_keys) == length and num_queries == num_keys
     return PackedCall(
-        start=paths[0][0],
-        stop=paths[-1][1],
-        keys=None if is_whole else to_device(np.concatenate([keys for _, _, keys in paths]), device),
-        bounds=to_device(bounds, device),
-        key_bounds=to_device(key_bounds, device),
-        longest=max(sizes),
-        longest_key=max(key_sizes),
+        start=paths[0].start,
+        stop=paths[-1].stop,
+        keys=None if is_whole else to_device(np.concatenate([path.keys for path in paths]), device),
+        bounds=to_device(np.cumsum([0, *num_queries], dtype=np.int32), device),
+        key_bounds=to_device(np.cumsum([0, *num_keys], dtype=np.int32), device),
+        longest=max(num_queries),
+        longest_key=max(num_keys),
     )
 
 
 def num_in_chain(stream: Stream, start: int, stop: int) -> int:
     """Return the length of a tree's first path from the root."""
-    depths = stream.depths[start:stop]
-    breaks = (depths[1:] != depths[:-1] + 1).nonzero()[0]
-    return int(breaks[0]) + 1 if len(breaks) else stop - start
+    breaks = breaks_of(stream.depths[start:stop])
+    return int(breaks[0]) if len(breaks) else stop - start
+
+
+def for_each_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return key and value [rows, heads, T, width] with as many heads as the query; each is repeated for its group."""
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1:
+        return key, value
+    return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
 
 
 def attend_packed(
@@ -316,22 +407,25 @@ def attend_packed(
     window: int | None,
 ) -> torch.Tensor:
     """Return the attention of packed sequences, shape [1, T, heads, width]; heads may be padded to a multiple of 8."""
-    parts = [part[0].transpose(0, 1) for part in (query, key, value)]  # [tokens, heads, width]
-    if rest := -query.shape[-1] % WIDTHS:
-        parts = [functional.pad(part, (0, rest)) for part in parts]
-    queries, keys, values = parts
-    found = [
-        call_kernel(
-            queries[call.start : call.stop],
-            keys if call.keys is None else keys[call.keys],
-            values if call.keys is None else values[call.keys],
-            call,
-            scale,
-            window,
-        )
-        for call in calls
-    ]
-    return (found[0] if len(found) == 1 else torch.cat(found))[None]
+    queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # [tokens, heads, width]
+    padding = -query.shape[-1] % WIDTHS
+    if padding:
+        queries, keys, values = (functional.pad(states, (0, padding)) for states in (queries, keys, values))
+    outputs = [attend_call(queries, keys, values, call, scale, window) for call in calls]
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output[None]
+
+
+def attend_call(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: PackedCall, scale: float, window: int | None
+) -> torch.Tensor:
+    """Return the attention of the sequences of one call, given the queries, keys and values of all.
+
+    A function of its own, so that the gathered keys are freed before those of the next call are gathered.
+    """
+    if call.keys is not None:
+        keys, values = keys[call.keys], values[call.keys]
+    return call_kernel(queries[call.start : call.stop], keys, values, call, scale, window)
 
 
 def call_kernel(
@@ -343,27 +437,36 @@ def call_kernel(
     The operators are private: `_flash_attention_forward` in docs/compatibility.md.
     """
     lengths = (call.bounds, call.key_bounds, call.longest, call.longest_key)
-    found: torch.Tensor
+    output: torch.Tensor
     if queries.dtype in (torch.float16, torch.bfloat16) and queries.shape[-1] <= MAX_FLASH_WIDTH:
-        left = None if window is None else window - 1
-        found = torch.ops.aten._flash_attention_forward(
-            queries, keys, values, *lengths, 0.0, True, False, scale=scale, window_size_left=left
+        keys_to_the_left = None if window is None else window - 1
+        output = torch.ops.aten._flash_attention_forward(
+            queries,
+            keys,
+            values,
+            *lengths,
+            0.0,  # dropout
+            True,  # causal
+            False,  # no debug mask
+            scale=scale,
+            window_size_left=keys_to_the_left,
         )[0]
-        return found
-    if (groups := queries.shape[1] // keys.shape[1]) > 1:
+        return output
+    groups = queries.shape[1] // keys.shape[1]
+    if groups > 1:  # memory-efficient attention has no groups of heads
         keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-    found = torch.ops.aten._efficient_attention_forward(
+    output = torch.ops.aten._efficient_attention_forward(
         queries[None],
         keys[None],
         values[None],
-        None,
+        None,  # bias
         *lengths,
-        0.0,
+        0.0,  # dropout
         int(CausalVariant.LOWER_RIGHT),
         scale=scale,
         window_size=window,
     )[0]
-    return found[0]
+    return output[0]
 
 
 def dense(
@@ -381,12 +484,13 @@ def dense(
     """
     outputs = []
     for start in range(0, queries.shape[2], MAX_QUERIES):
-        part = slice(start, start + MAX_QUERIES)
-        scores = queries[:, :, part] @ keys.transpose(2, 3) * scale
+        chunk = slice(start, start + MAX_QUERIES)  # so that no matrix of scores is large
+        scores = queries[:, :, chunk] @ keys.transpose(2, 3) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         if bias is not None:
             scores = scores + bias
-        scores = scores.masked_fill(~mask[..., part, :], float('-inf')).softmax(dim=-1, dtype=torch.float32)
-        outputs.append(scores.to(values.dtype) @ values)
+        scores = scores.masked_fill(~mask[..., chunk, :], float('-inf'))
+        weights = scores.softmax(dim=-1, dtype=torch.float32)
+        outputs.append(weights.to(values.dtype) @ values)
     return torch.cat(outputs, dim=2)

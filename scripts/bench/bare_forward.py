@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from contextlib import nullcontext
 from functools import partial
@@ -72,23 +73,27 @@ class BareForward:
     def generate(self, *, contexts: list[list[int]], max_new_tokens: int) -> dict[str, Any]:
         """Return the seconds at the best of `BATCH_SIZES`; batches are sorted by length and padded on the left."""
         ordered = sorted(contexts, key=len, reverse=True)
-        self.generate_batch(ordered[:2], 4)
+        self.generate_batch(ordered[:2], 4)  # what the first call prepares is not measured
 
-        def run(size: int) -> None:
-            for start in range(0, len(ordered), size):
-                self.generate_batch(ordered[start : start + size], max_new_tokens)
+        def generate_all(batch_size: int) -> None:
+            for start in range(0, len(ordered), batch_size):
+                self.generate_batch(ordered[start : start + batch_size], max_new_tokens)
 
-        found = [measure(partial(run, size), self.device)[0] for size in BATCH_SIZES]
-        return {**min(found, key=lambda seconds: seconds['wall_seconds']), 'predictions': []}
+        seconds_by_size = [measure(partial(generate_all, size), self.device)[0] for size in BATCH_SIZES]
+        fastest = min(seconds_by_size, key=lambda seconds: seconds['wall_seconds'])
+        return {**fastest, 'predictions': []}
 
     @torch.no_grad()
     def generate_batch(self, contexts: list[list[int]], max_new_tokens: int) -> None:
         """Generate for one batch."""
-        length = max(map(len, contexts))
-        ids = torch.tensor([[0] * (length - len(context)) + context for context in contexts], device=self.device)
-        mask = torch.tensor([[0] * (length - len(context)) + [1] * len(context) for context in contexts])
+        longest = max(map(len, contexts))
+        ids = torch.zeros(len(contexts), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, context in enumerate(contexts):
+            ids[row, longest - len(context) :] = torch.tensor(context)
+            mask[row, longest - len(context) :] = 1
         self.model.generate(
-            input_ids=ids,
+            input_ids=ids.to(self.device),
             attention_mask=mask.to(self.device),
             max_new_tokens=max_new_tokens,
             do_sample=False,
@@ -99,7 +104,9 @@ class BareForward:
 def last_positions(num_reads: int, _: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of an output layer at the last positions; token ids are those of a shared input layer."""
     hidden, *others = arguments
-    return (hidden[:, -num_reads:] if hidden.is_floating_point() else hidden, *others)
+    if hidden.is_floating_point():
+        hidden = hidden[:, -num_reads:]
+    return (hidden, *others)
 
 
 def bare_batches(*, num_tokens: int, mean_length: float, num_reads: int, tokens_per_batch: int) -> list[Batch]:
@@ -108,11 +115,13 @@ def bare_batches(*, num_tokens: int, mean_length: float, num_reads: int, tokens_
     The rows hold `num_tokens` and `num_reads` in all, each row the same number of them or one more.
     """
     num_rows = max(1, round(num_tokens / mean_length))
-    rows = Counter(zip(spread(num_tokens, num_rows), spread(num_reads, num_rows), strict=True))
+    lengths, reads = spread(num_tokens, num_rows), spread(num_reads, num_rows)
+    num_alike = Counter(zip(lengths, reads, strict=True))
     batches = []
-    for (length, reads), count in rows.items():
-        num_batches = -(-count // max(1, tokens_per_batch // length))
-        batches += [Batch(num, length, min(reads, length)) for num in spread(count, num_batches)]
+    for (length, reads_of_row), count in num_alike.items():
+        most_rows = max(1, tokens_per_batch // length)
+        num_batches = math.ceil(count / most_rows)
+        batches += [Batch(rows, length, min(reads_of_row, length)) for rows in spread(count, num_batches)]
     return batches
 
 

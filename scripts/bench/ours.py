@@ -222,9 +222,11 @@ def input_rows(planned: PlannedEvaluation) -> set[Ids]:
 def scored_ids(planned: PlannedEvaluation) -> Iterator[tuple[Ids, Ids]]:
     """Yield the token ids of every context with each of its continuations."""
     for item in planned.items.values():
-        if item.request.unscorable is None:
-            for context, continuation in zip(item.request.contexts, item.request.continuations, strict=True):
-                yield tuple(context.tolist()), tuple(continuation.tolist())
+        request = item.request
+        if request.unscorable is not None:
+            continue
+        for context, continuation in zip(request.contexts, request.continuations, strict=True):
+            yield tuple(context.tolist()), tuple(continuation.tolist())
 
 
 @contextmanager
@@ -243,4 +245,6 @@ def predictions(planned: PlannedEvaluation, results: Sequence[ItemResult]) -> li
     if planned.generate_requests:
         return [result.text for result in results]
     num_choices = len(planned.items[results[0].key].request.continuations)
-    return [int(one.predicted is not None) if num_choices == 1 else one.predicted for one in results]
+    if num_choices == 1:
+        return [int(result.predicted is not None) for result in results]
+    return [result.predicted for result in results]

@@ -59,10 +59,16 @@ def main() -> None:
 
 def read(data_root: str, language: str, count: int) -> list[tuple[Program, str]]:
     """Return problems with their solutions."""
-    lines = (Path(data_root) / 'programming' / FILES[language]).read_text(encoding='utf-8').splitlines()[:count]
-    rows = [json.loads(text) for text in lines]
-    keys = ('language', 'prompt', 'entry_point', 'test')
-    return [(make_program(**{key: row[key] for key in keys}), row['canonical_solution']) for row in rows]
+    path = Path(data_root) / 'programming' / FILES[language]
+    lines = path.read_text(encoding='utf-8').splitlines()
+    problems = []
+    for line in lines[:count]:
+        row = json.loads(line)
+        program = make_program(
+            language=row['language'], prompt=row['prompt'], entry_point=row['entry_point'], test=row['test']
+        )
+        problems.append((program, row['canonical_solution']))
+    return problems
 
 
 def measure(language: str, rows: list[tuple[Program, str]], sandbox: Sandbox) -> dict[str, Any]:

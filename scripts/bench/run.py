@@ -68,16 +68,16 @@ class Bench:
         """Run all rounds of one row with the model that is loaded."""
         jobs = {name: job for name, job in row.jobs(self.place, quick=self.quick).items() if name in self.contenders}
         answers: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
+        # Round by round, so that a slower minute of the machine is all contenders'.
         for number in range(max(self.rounds[name] for name in jobs)):
             for name, job in jobs.items():
                 if number < self.rounds[name]:
                     answers[name].append(self.measure(name, job, answers, vocabulary))
         num_items = answers[OURS][0]['num_items']
-        rounds = {
-            name: [{**one, 'num_items': len(one['predictions']) if name == FOUNDRY else num_items} for one in said]
-            for name, said in answers.items()
-        }
-        return RowResult(row=row, vocabulary=vocabulary, rounds=rounds, clock=self.clock)
+        for name, of_contender in answers.items():
+            for answer in of_contender:  # llm-foundry runs fewer items
+                answer['num_items'] = len(answer['predictions']) if name == FOUNDRY else num_items
+        return RowResult(row=row, vocabulary=vocabulary, rounds=answers, clock=self.clock)
 
     def measure(
         self, name: str, job: dict[str, Any], answers: dict[str, list[dict[str, Any]]], vocabulary: int
@@ -110,7 +110,8 @@ class Bench:
         free = psutil.virtual_memory().available if self.device == 'cpu' else torch.cuda.mem_get_info()[0]
         num_different = sum(size < count for size in self.lm_eval_batch_sizes) + 1
         sizes = self.lm_eval_batch_sizes[:num_different]
-        fitting = [size for size in sizes if 2 * 4 * min(size, count) * longest * vocabulary < MEMORY_SHARE * free]
+        bytes_of_sequence = 2 * 4 * longest * vocabulary
+        fitting = [size for size in sizes if min(size, count) * bytes_of_sequence < MEMORY_SHARE * free]
         return fitting or list(sizes[:1])
 
 

@@ -114,11 +114,19 @@ def groups_table(part: Part, results: Sequence[RowResult]) -> str:
 
 def group_means(part: Part, results: Sequence[RowResult]) -> list[tuple[Group, dict[str, float]]]:
     """Return the geometric means of the ratios of each group with rows, and of all rows if the part has targets."""
-    groups = list({row.group.name: row.group for row in part.rows}.values())
+    results_by_group: list[tuple[Group, Sequence[RowResult]]] = []
+    for group in {row.group.name: row.group for row in part.rows}.values():
+        results_by_group.append((group, [result for result in results if result.row.group.name == group.name]))
+    if part.total:
+        results_by_group.append((part.total, results))
+
     means = []
-    for group in [*groups, *([part.total] if part.total else [])]:
-        ratios = [result.ratios for result in results if group.name == result.row.group.name or group is part.total]
-        if ratios:
-            names = [ratio for ratio in group.targets if ratio in ratios[0]]
-            means.append((group, {ratio: geometric_mean(one[ratio] for one in ratios) for ratio in names}))
+    for group, results_of_group in results_by_group:
+        if not results_of_group:
+            continue
+        measured = [ratio for ratio in group.targets if ratio in results_of_group[0].ratios]
+        mean_by_ratio = {
+            ratio: geometric_mean(result.ratios[ratio] for result in results_of_group) for ratio in measured
+        }
+        means.append((group, mean_by_ratio))
     return means

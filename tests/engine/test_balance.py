@@ -6,6 +6,9 @@ as long as the costliest forward of every step.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+
 import numpy as np
 import pytest
 from character_tokenizer import CharacterTokenizer
@@ -49,20 +52,33 @@ def test_batches_of_any_prefix_group_are_assigned(family_sizes: list[int], costs
 
     Mutations: short units are not lengthened; a gap before a unit's last batch is filled with another prefix.
     """
-    families = [(np.ones(5, np.int32), size) for size in family_sizes]
-    batches = [made(10.0, prefix) for prefix, size in families for _ in range(size)] + [made(cost) for cost in costs]
+    batches = []
+    for size in family_sizes:
+        prefix = np.ones(5, np.int32)
+        batches += [made(10.0, prefix) for _ in range(size)]
+    batches += [made(cost) for cost in costs]
+
     ranks = assign(batches, num_ranks=num_ranks)
+
     assert len(ranks) == num_ranks
-    assert len(set(map(len, ranks))) == 1
-    assert {id(batch) for mine in ranks for batch in mine if batch.trees} == {id(batch) for batch in batches}
-    for mine in ranks:
+    assert len({len(rank) for rank in ranks}) == 1
+    assert {id(batch) for rank in ranks for batch in rank if batch.trees} == {id(batch) for batch in batches}
+    for rank in ranks:
         cached = None
-        for batch in mine:
-            cached = cached if batch.trees else batch.prefix
+        for batch in rank:
+            if not batch.trees:  # it runs its prefix
+                cached = batch.prefix
             assert batch.prefix is None or batch.prefix is cached
 
 
-@pytest.mark.parametrize(('num_ranks', 'waiting', 'repeated'), [(2, 0.08, 0.002), (8, 0.2, 0.03), (64, 0.5, 0.12)])
+@pytest.mark.parametrize(
+    ('num_ranks', 'waiting', 'repeated'),
+    [
+        (2, 0.08, 0.002),
+        (8, 0.2, 0.03),
+        (64, 0.5, 0.12),
+    ],
+)
 def test_ranks_have_similar_tokens_wait_little_and_repeat_little(
     sample_rows: PlannedEvaluation, num_ranks: int, waiting: float, repeated: float
 ):
@@ -71,42 +87,51 @@ def test_ranks_have_similar_tokens_wait_little_and_repeat_little(
     Mutations: units of a round in the order of ranks; rounds start with the cheapest; batches run twice.
     """
     ranks = assign(sample_rows.batches, num_ranks=num_ranks)
-    tokens = [sum(batch.num_tokens for batch in mine) for mine in ranks]
+
+    tokens = [sum(batch.num_tokens for batch in rank) for rank in ranks]
     assert max(tokens) < 1.05 * np.mean(tokens)
-    costs = np.array([[batch.cost for batch in mine] for mine in ranks])
+
+    costs = np.array([[batch.cost for batch in rank] for rank in ranks])  # [ranks, steps]
     assert costs.max(axis=0).sum() < (1 + waiting) * costs.mean(axis=0).sum()
-    once = {id(one if one.trees else one.prefix): one.num_tokens for mine in ranks for one in mine}
-    assert sum(once.values()) > (1 - repeated) * sum(tokens)
+
+    # A batch is known by itself, one that only runs a prefix by that.
+    tokens_of_distinct = {}
+    for batch in itertools.chain(*ranks):
+        tokens_of_distinct[id(batch if batch.trees else batch.prefix)] = batch.num_tokens
+    assert sum(tokens_of_distinct.values()) > (1 - repeated) * sum(tokens)
 
 
-def test_a_step_runs_a_prefix_on_all_ranks_or_none(sample_rows: PlannedEvaluation):
+@pytest.mark.parametrize('num_ranks', RANKS[:2])
+def test_a_step_runs_a_prefix_on_all_ranks_or_none(sample_rows: PlannedEvaluation, num_ranks: int):
     """A rank that runs a prefix waits for ranks that run a batch.
 
     Mutation: deal units by cost only, which mixes half of the steps.
     """
-    for num_ranks in RANKS[:2]:
-        steps = list(zip(*assign(sample_rows.batches, num_ranks=num_ranks), strict=True))
-        mixed = sum(len({bool(batch.trees) for batch in step}) == 2 for step in steps)
-        assert mixed < 0.05 * len(steps)
+    ranks = assign(sample_rows.batches, num_ranks=num_ranks)
+
+    steps = list(zip(*ranks, strict=True))
+    mixed = [step for step in steps if len({bool(batch.trees) for batch in step}) == 2]
+    assert len(mixed) < 0.05 * len(steps)
 
 
-def test_the_costliest_forward_is_in_the_first_round(sample_rows: PlannedEvaluation):
+@pytest.mark.parametrize('num_ranks', RANKS)
+def test_the_costliest_forward_is_in_the_first_round(sample_rows: PlannedEvaluation, num_ranks: int):
     """So running out of memory shows at once."""
-    costliest = max(sample_rows.batches, key=lambda batch: batch.cost)
-    longest_unit = 1 + max(
-        sum(batch.prefix is other.prefix for batch in sample_rows.batches)
-        for other in sample_rows.batches
-        if other.prefix is not None
-    )
-    for num_ranks in RANKS:
-        ranks = assign(sample_rows.batches, num_ranks=num_ranks)
-        assert any(batch is costliest for mine in ranks for batch in mine[:longest_unit])
+    batches = sample_rows.batches
+    costliest = max(batches, key=lambda batch: batch.cost)
+    followers_of_prefix = Counter(id(batch.prefix) for batch in batches if batch.prefix is not None)
+    longest_unit = 1 + max(followers_of_prefix.values())
+
+    ranks = assign(batches, num_ranks=num_ranks)
+
+    first_round = [batch for rank in ranks for batch in rank[:longest_unit]]
+    assert any(batch is costliest for batch in first_round)
 
 
 def test_ranks_get_continuous_batches_of_similar_cost(sample_rows: PlannedEvaluation):
     """Work is estimated from lengths of prompts and generations; ranks wait for each other after each batch."""
     ranks = assign_continuous_batches(sample_rows.continuous_batches, num_ranks=2)
-    costs = [sum(batch.cost for batch in mine) for mine in ranks]
+    costs = [sum(batch.cost for batch in rank) for rank in ranks]
     assert max(costs) < 1.05 * np.mean(costs)
 
 
@@ -122,9 +147,13 @@ def test_a_shared_prefix_counts_once():
         for row in range(40)
     ]
     batches = plan(requests, tokens_per_batch=300)
-    assert len(batches) >= 4 and all(batch.prefix is not None for batch in batches)
+    assert len(batches) >= 4
+    assert all(batch.prefix is not None for batch in batches)
+
+    tokens_of_task = scored_tokens(batches)
+
+    # What the prefix lacks of the 100 runs in every tree.
     length = len(batches[0].prefix)
-    whole = length + 40 * 25 + (100 - length) * sum(len(batch.trees) for batch in batches)
-    found = scored_tokens(batches)
-    assert sum(found.values()) == whole
-    assert found['second'] in (30 * 25, 30 * 25 + length)
+    num_trees = sum(len(batch.trees) for batch in batches)
+    assert sum(tokens_of_task.values()) == length + 40 * 25 + (100 - length) * num_trees
+    assert tokens_of_task['second'] in (30 * 25, 30 * 25 + length)

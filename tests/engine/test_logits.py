@@ -24,29 +24,49 @@ def reader(reads: list[int], targets: list[int]) -> LogitReader:
 
 
 def test_log_probabilities_flags_and_ties_by_hand():
-    """Position 0: probabilities 1/8, 1/8, 2/8, 4/8; position 1: two of four tie at the top; position 2: all do.
+    """Position 0 is read three times and positions out of order.
 
-    Position 0 is read three times and positions out of order. Mutations: no `back`; the last of a tie is the argmax;
-    ties counted for tokens below the top.
+    Mutations: values stay in the order of positions; the last of a tie is the argmax; ties counted for tokens below the
+    top.
     """
-    logits = torch.tensor([[0.0, 0.0, math.log(2), math.log(4)], [5.0, 1.0, 5.0, 1.0], [-3.0] * 4])
-    found = reader([2, 0, 1, 0, 1, 0, 2], [3, 3, 2, 0, 0, 2, 0])
-    found.take(logits.clone())
-    logprobs, is_argmax, num_top = found.scores()
+    logits = torch.tensor(
+        [
+            [0.0, 0.0, math.log(2), math.log(4)],  # probabilities 1/8, 1/8, 2/8, 4/8
+            [5.0, 1.0, 5.0, 1.0],  # two tie at the top
+            [-3.0, -3.0, -3.0, -3.0],  # all tie
+        ]
+    )
     half = 1 / (2 + 2 * math.exp(-4))
-    expected = [1 / 4, 1 / 2, half, 1 / 8, half, 1 / 4, 1 / 4]
-    np.testing.assert_allclose(logprobs, np.log(expected), atol=1e-6)
+    expected = [
+        # position, target, probability, is the argmax, entries at the top
+        (2, 3, 1 / 4, False, 4),
+        (0, 3, 1 / 2, True, 1),
+        (1, 2, half, False, 2),
+        (0, 0, 1 / 8, False, 0),
+        (1, 0, half, True, 2),
+        (0, 2, 1 / 4, False, 0),
+        (2, 0, 1 / 4, True, 4),
+    ]
+    reads, targets, probabilities, flags, ties = map(list, zip(*expected, strict=True))
+
+    logit_reader = reader(reads, targets)
+    logit_reader.take(logits.clone())
+    logprobs, is_argmax, num_top = logit_reader.scores()
+
+    np.testing.assert_allclose(logprobs, np.log(probabilities), atol=1e-6)
     assert logprobs.dtype == np.float64
-    assert is_argmax.tolist() == [False, True, False, False, True, False, True]
-    assert num_top.tolist() == [4, 1, 2, 0, 2, 0, 4]
+    assert is_argmax.tolist() == flags
+    assert num_top.tolist() == ties
 
 
 def random_case(offset: float = 0.0) -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray]:
     """Return logits of 50 positions, 80 reads with repeated and unread positions, and exact log-probabilities."""
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.normal(offset, 5, (50, 30)).astype(np.float32))
-    reads, targets = rng.integers(0, 40, 80), rng.integers(0, 30, 80)
-    return logits, reads, targets, logits.double().log_softmax(-1)[reads, targets].numpy()
+    reads = rng.integers(0, 40, 80)
+    targets = rng.integers(0, 30, 80)
+    logprobs = logits.double().log_softmax(-1).numpy()
+    return logits, reads, targets, logprobs[reads, targets]
 
 
 @pytest.mark.parametrize('size', [1, 7, 40, 512])
@@ -54,8 +74,8 @@ def random_case(offset: float = 0.0) -> tuple[torch.Tensor, np.ndarray, np.ndarr
 def test_chunks_of_any_size_give_the_same_values_whatever_the_offset_of_logits(size: int, offset: float):
     """GPT-2's logits are near -100.
 
-    Mutations: `done` not advanced; `side='right'` in the search for a chunk's reads; the offset added to the logarithm
-    of the sum, then subtracted.
+    Mutations: `num_taken` not advanced; `side='right'` in the search for a chunk's reads; the offset added to the
+    logarithm of the sum, then subtracted.
     """
     logits, reads, targets, logprobs = random_case(offset)
     found = LogitReader(reads, targets, CPU)
@@ -275,15 +295,38 @@ def test_tokens_are_drawn_with_their_probabilities(sampling: Sampling):
         assert (found[expected == 0] == 0).all()
 
 
-def test_without_limits_tokens_keep_the_order_of_the_vocabulary():
-    """Four equal tokens and draws at their bounds, each of which belongs to the next token; then 5/8, 1/8, 2/8.
+@pytest.mark.parametrize(
+    ('draw', 'token'),
+    [
+        # A bound belongs to the next token.
+        (0.0, 0),
+        (0.2499, 0),
+        (0.25, 1),
+        (0.4999, 1),
+        (0.5, 2),
+        (0.75, 3),
+        (1 - 2**-53, 3),
+    ],
+)
+def test_without_limits_equal_tokens_share_the_draws_in_the_order_of_the_vocabulary(draw: float, token: int):
+    """Mutation: `right=False`."""
+    assert draw_tokens(torch.zeros(1, 4), Sampling(temperature=1.0), [draw]).tolist() == [token]
 
-    Mutation: `right=False`.
-    """
-    draws = [0.0, 0.2499, 0.25, 0.4999, 0.5, 0.75, 1 - 2**-53]
-    assert draw_tokens(torch.zeros(7, 4), Sampling(temperature=1.0), draws).tolist() == [0, 0, 1, 1, 2, 3, 3]
-    logits = torch.tensor([[5.0, 1.0, 2.0]]).log().expand(4, -1)
-    assert draw_tokens(logits, Sampling(temperature=1.0), [0.624, 0.626, 0.749, 0.751]).tolist() == [0, 1, 1, 2]
+
+@pytest.mark.parametrize(
+    ('draw', 'token'),
+    [
+        # The bounds are 5/8 and 6/8.
+        (0.624, 0),
+        (0.626, 1),
+        (0.749, 1),
+        (0.751, 2),
+    ],
+)
+def test_without_limits_tokens_have_their_shares_in_the_order_of_the_vocabulary(draw: float, token: int):
+    logits = torch.tensor([[5.0, 1.0, 2.0]]).log()
+
+    assert draw_tokens(logits, Sampling(temperature=1.0), [draw]).tolist() == [token]
 
 
 def test_extreme_draws_pick_possible_tokens():
@@ -300,10 +343,13 @@ def test_extreme_draws_pick_possible_tokens():
 def test_top_k_keeps_exactly_k_tokens_with_ties():
     """Logits in half precision often tie; transformers keeps all that tie with the last."""
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
-    found = shares(logits, Sampling(temperature=1.0, top_k=3))
-    assert (found > 0).sum() == 3
-    top, tied = np.exp([3.0, 2.0]) / (np.exp(3) + 2 * np.exp(2))
-    np.testing.assert_allclose(np.sort(found)[-3:], [tied, tied, top], atol=1.001 / GRID)
+
+    drawn = shares(logits, Sampling(temperature=1.0, top_k=3))
+
+    total = np.exp(3) + 2 * np.exp(2)
+    top, tied = np.exp(3) / total, np.exp(2) / total
+    assert (drawn > 0).sum() == 3
+    np.testing.assert_allclose(np.sort(drawn)[-3:], [tied, tied, top], atol=1.001 / GRID)
 
 
 @pytest.mark.parametrize(('top_p', 'kept'), [(0.74, [1, 1, 4, 0, 0]), (0.76, [1, 1, 4, 1, 0])])
@@ -324,14 +370,16 @@ def test_rows_are_sampled_independently():
     """Mutations: draws by their place in the group; the first row's settings for all."""
     samplings = [Sampling(), *SETTINGS] * 4
     logits = random_logits(len(samplings))
-    draws = [
-        None if one.temperature == 0 else draw for one, draw in zip(samplings, np.linspace(0, 0.99, 52), strict=True)
-    ]
-    alone = [
-        next_tokens(logits[row : row + 1], [sampling], [draw])[0]
-        for row, (sampling, draw) in enumerate(zip(samplings, draws, strict=True))
-    ]
-    assert next_tokens(logits, samplings, draws) == alone
+    all_draws = np.linspace(0, 0.99, 52)
+    draws = [None if sampling.temperature == 0 else all_draws[row] for row, sampling in enumerate(samplings)]
+
+    together = next_tokens(logits, samplings, draws)
+
+    alone = []
+    for row, sampling in enumerate(samplings):
+        alone += next_tokens(logits[row : row + 1], [sampling], [draws[row]])
+    assert len(samplings) == len(all_draws)
+    assert together == alone
     assert len(set(alone)) > 10
 
 

@@ -63,50 +63,101 @@ def test_a_tree_is_laid_out_depth_first_with_its_longest_branch_first():
 
 def packed(stream: Stream) -> list[list[tuple[list[int], list[int]]]]:
     """Return the queries and keys of each sequence in each call of the variable-length kernel."""
-    found = []
+    calls = []
     for call in packed_calls(stream, CPU):
-        places = torch.arange(len(stream.tokens)) if call.keys is None else call.keys
+        keys_of_call = torch.arange(len(stream.tokens)) if call.keys is None else call.keys
         queries = torch.arange(call.start, call.stop).split(call.bounds.diff().tolist())
-        keys = places.split(call.key_bounds.diff().tolist())
-        assert call.longest == max(map(len, queries)) and call.longest_key == max(map(len, keys))
-        found.append([(part.tolist(), whole.tolist()) for part, whole in zip(queries, keys, strict=True)])
-    return found
+        keys = keys_of_call.split(call.key_bounds.diff().tolist())
+        assert call.longest == max(map(len, queries))
+        assert call.longest_key == max(map(len, keys))
+        calls.append(
+            [(of_path.tolist(), keys_of_path.tolist()) for of_path, keys_of_path in zip(queries, keys, strict=True)]
+        )
+    return calls
 
 
-def test_paths_are_packed_with_their_ancestors(monkeypatch):
-    """Also after a cached prefix, here the first two tokens of the context; never more than MAX_KEYS keys in a call."""
-    branch = ([7, 8], [0, 1, 2, 3, 7, 8])
-    alone = [([*range(9, 14)], [*range(9, 14)]), ([14], [14]), ([15], [15])]
-    assert packed(four_trees()) == [[([*range(7)], [*range(7)]), branch, *alone]]
-    monkeypatch.setattr(attending, 'MAX_KEYS', 13)
-    assert packed(four_trees()) == [[([*range(7)], [*range(7)]), branch], alone]
-    after_a_prefix = lay_out_stream([tree_of([request(0, [1, 2, 3, 4], [[5, 6, 7, 0], [8, 9, 0]])])] * 2, 2)
+def numbers(start: int, stop: int) -> list[int]:
+    return list(range(start, stop))
+
+
+# The paths of `four_trees`, as their queries and keys.
+FIRST_PATH = (numbers(0, 7), numbers(0, 7))
+ITS_BRANCH = ([7, 8], [0, 1, 2, 3, 7, 8])  # after the four tokens of the context
+CHAINS = [
+    (numbers(9, 14), numbers(9, 14)),
+    ([14], [14]),
+    ([15], [15]),
+]
+
+
+def test_paths_are_packed_with_their_ancestors():
+    assert packed(four_trees()) == [[FIRST_PATH, ITS_BRANCH, *CHAINS]]
+
+
+def test_a_packed_call_has_at_most_max_keys_keys(monkeypatch):
+    monkeypatch.setattr(attending, 'MAX_KEYS', 13)  # the 7 and 6 keys of the first two paths
+
+    assert packed(four_trees()) == [[FIRST_PATH, ITS_BRANCH], CHAINS]
+
+
+def test_the_keys_of_packed_paths_begin_with_a_cached_prefix(monkeypatch):
+    """Here the first two tokens of the context; keys are numbered from them on, and two trees share them."""
     monkeypatch.setattr(attending, 'MAX_KEYS', 26)
-    first = [([*range(5)], [*range(7)]), ([5, 6], [0, 1, 2, 3, 7, 8])]
-    second = [([*range(7, 12)], [0, 1, *range(9, 14)]), ([12, 13], [0, 1, 9, 10, 14, 15])]
-    assert packed(after_a_prefix) == [[*first, *second]]
+    tree = tree_of([request(0, [1, 2, 3, 4], [[5, 6, 7, 0], [8, 9, 0]])])
+
+    stream = lay_out_stream([tree, tree], num_cached=2)
+
+    assert packed(stream) == [
+        [
+            (numbers(0, 5), numbers(0, 7)),
+            ([5, 6], [0, 1, 2, 3, 7, 8]),
+            (numbers(7, 12), [0, 1, *numbers(9, 14)]),
+            ([12, 13], [0, 1, 9, 10, 14, 15]),
+        ]
+    ]
 
 
-@pytest.mark.parametrize('num_cached', [0, 2])
-def test_long_branches_do_not_share_keys(monkeypatch, num_cached: int):
-    """Twice a context of 300 with two branches of 200, each with a twig of 50; or all but their first tokens."""
+def two_trees_with_long_branches(num_cached: int) -> Stream:
+    """Return twice a context of 300 with two branches of 200, each with a twig of 50, less a cached prefix."""
     rng = np.random.default_rng(0)
     context = draw(rng, 300)
     branches = [np.concatenate([context, draw(rng, 200)]) for _ in range(4)]
     requests = [request(row, branch, [draw(rng, 51), [3]]) for row, branch in enumerate(branches)]
-    stream = lay_out_stream([tree_of(requests[:2]), tree_of(requests[2:])], num_cached)
+    return lay_out_stream([tree_of(requests[:2]), tree_of(requests[2:])], num_cached)
+
+
+@pytest.mark.parametrize('num_cached', [0, 2])
+def test_spans_hold_every_token_once_with_all_its_ancestors_as_keys(num_cached: int):
+    stream = two_trees_with_long_branches(num_cached)
     places = torch.arange(num_cached + len(stream.tokens))
-    found = [(span.start, span.stop, span.of(places, 0).tolist(), span.chain) for span in spans_of(stream, CPU)]
-    assert [start for start, *_ in found] == [0, *(stop for _, stop, *_ in found[:-1])]
-    assert found[-1][1] == len(stream.tokens) == 2 * (300 + 2 * 250 - num_cached)
-    for start, stop, keys, _ in found:
-        for query in range(start, stop):
-            above = num_cached + np.flatnonzero(stream.ends[: query + 1] > query)
-            assert {*range(num_cached), *above.tolist()} <= set(keys)
-        assert num_cached + stop - 1 == keys[-1] and keys == sorted(set(keys))
-    most = sum((stop - start) * len(keys) for start, stop, keys, _ in found)
-    assert most < 1.25 * (stream.depths + 1).sum()
-    assert any(len(keys) < stop and not chain for _, stop, keys, chain in found)
+
+    spans = spans_of(stream, CPU)
+
+    assert len(stream.tokens) == 2 * (300 + 2 * 250 - num_cached)
+    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
+    assert spans[-1].stop == len(stream.tokens)
+    for span in spans:
+        keys = span.of(places, 0).tolist()
+        assert keys == sorted(set(keys))
+        assert keys[-1] == num_cached + span.stop - 1
+        for query in range(span.start, span.stop):
+            ancestors = num_cached + np.flatnonzero(stream.ends[: query + 1] > query)
+            assert {*range(num_cached), *ancestors.tolist()} <= set(keys)
+
+
+@pytest.mark.parametrize('num_cached', [0, 2])
+def test_long_branches_do_not_share_keys(num_cached: int):
+    stream = two_trees_with_long_branches(num_cached)
+    places = torch.arange(num_cached + len(stream.tokens))
+
+    spans = spans_of(stream, CPU)
+
+    num_keys = [len(span.of(places, 0)) for span in spans]
+    num_pairs = sum((span.stop - span.start) * count for span, count in zip(spans, num_keys, strict=True))
+    least_pairs = (stream.depths + 1).sum()  # every token with its ancestors and itself alone
+    assert num_pairs < 1.25 * least_pairs
+    # Some span leaves out tokens before it: those of another branch.
+    assert any(count < span.stop and not span.chain for span, count in zip(spans, num_keys, strict=True))
 
 
 def test_attention_without_a_layout_is_an_error():
