@@ -25,7 +25,14 @@ from typing import Any
 MAX_LISTED = 20  # problems in the text of an error
 MOST_SHOWN = 60  # characters of a value or a path
 FOREIGN_ERRORS = (  # built-in errors that third-party code raises for invalid values, at any depth
-    *(OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, RuntimeError),
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
     ImportError,
 )
 

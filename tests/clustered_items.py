@@ -16,7 +16,10 @@ def item(row: int, credit: float | None, cluster: str = '', *, task: str = 'a/0-
     values = {
         'key': ItemKey(task, row, sample=changes.pop('sample', 0)),
         **dict.fromkeys(('category', 'predicted', 'logprobs', 'num_tokens')),
-        **{'gold': 0, 'reason': 'nan' if credit is None else None, 'prompt_sha256': '', 'prompt_shortened': False},
+        'gold': 0,
+        'reason': 'nan' if credit is None else None,
+        'prompt_sha256': '',
+        'prompt_shortened': False,
     }
     return ItemResult(**{**values, **changes}, score=credit, cluster=cluster)
 

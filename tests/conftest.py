@@ -38,9 +38,18 @@ SLOW = {prefix + name for prefix, names in SLOW_BY_PREFIX.items() for name in na
 
 # The modules that take longest, which run first so that no worker ends with one while the others are idle.
 LONGEST = [
-    *('scoring/code/test_attacks', 'engine/test_cuda', 'engine/test_generate', 'test_generation_parity', 'test_parity'),
-    *('integration/test_demo', 'integration/test_fsdp', 'scoring/code/test_servers'),
-    *('scoring/test_mathematics_reference', 'engine/test_probe', 'integration/test_resume', 'test_score_parity'),
+    'scoring/code/test_attacks',
+    'engine/test_cuda',
+    'engine/test_generate',
+    'test_generation_parity',
+    'test_parity',
+    'integration/test_demo',
+    'integration/test_fsdp',
+    'scoring/code/test_servers',
+    'scoring/test_mathematics_reference',
+    'engine/test_probe',
+    'integration/test_resume',
+    'test_score_parity',
 ]
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')

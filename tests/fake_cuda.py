@@ -34,8 +34,20 @@ SOURCES = ('/llmfoundry_gauntlet/', '/transformers/')  # lines of code are repor
 TWO_DEVICES = 'Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!'
 
 NO_KERNELS = {  # operators that touch no data, besides views
-    *('empty', 'empty_like', 'new_empty', 'empty_strided', 'new_empty_strided', 'detach', 'alias', '_unsafe_view'),
-    *('lift_fresh', 'resize_', 'set_', 'is_same_size', '_assert_async', '_local_scalar_dense'),
+    'empty',
+    'empty_like',
+    'new_empty',
+    'empty_strided',
+    'new_empty_strided',
+    'detach',
+    'alias',
+    '_unsafe_view',
+    'lift_fresh',
+    'resize_',
+    'set_',
+    'is_same_size',
+    '_assert_async',
+    '_local_scalar_dense',
 }
 KERNELS = {'nonzero': 4, 'masked_select': 5, 'sort': 4, 'topk': 2, 'cumsum': 2, '_unique2': 6}  # others have one
 WAITS = {'_local_scalar_dense', 'nonzero', 'masked_select', 'equal', '_unique2', 'unique_consecutive', 'bincount'}

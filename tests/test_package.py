@@ -139,7 +139,17 @@ def test_optional_dependencies_are_extras():
     )
     assert not [line for line in PROJECT['dependencies'] if line.startswith(heavy)]
     assert set(PROJECT['optional-dependencies']) == {
-        *('composer', 'wandb', 'mlflow', 'tensorboard', 'peft', 's3', 'gcs', 'azure', 'report', 'llm-foundry', 'dev')
+        'composer',
+        'wandb',
+        'mlflow',
+        'tensorboard',
+        'peft',
+        's3',
+        'gcs',
+        'azure',
+        'report',
+        'llm-foundry',
+        'dev',
     }
 
 

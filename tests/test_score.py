@@ -126,8 +126,16 @@ def test_results_have_all_keys(written):
     assert (entry['task'], entry['absent_files']) == ('score_mmlu_pro/0-shot', [])
     assert entry['num_items'] == len(evaluation.results['score_mmlu_pro/0-shot'])
     measures = {
-        *('accuracy', 'accuracy_micro', 'accuracy_macro', 'accuracy_worst', 'accuracy_mean', 'accuracy_best'),
-        *('all_variants_right', 'consistency_rate', 'consistency_rate_reference', 'unparsed_rate'),
+        'accuracy',
+        'accuracy_micro',
+        'accuracy_macro',
+        'accuracy_worst',
+        'accuracy_mean',
+        'accuracy_best',
+        'all_variants_right',
+        'consistency_rate',
+        'consistency_rate_reference',
+        'unparsed_rate',
     }
     names = {ORDER: LETTERS, PROMPT: range(10), DRAWN: range(1, 6)}
     for perturbation, found in entry['perturbations'].items():
@@ -140,7 +148,8 @@ def test_results_have_all_keys(written):
         keys = {name.removeprefix(prefix) for name in record['metrics'] if name.startswith(prefix)}
         assert keys == {
             *(measures - {'accuracy_micro', 'accuracy_macro', 'accuracy_mean'}),
-            *('consistency_rate/standard_error', 'accuracy/standard_error'),
+            'consistency_rate/standard_error',
+            'accuracy/standard_error',
             *(f'{variant.replace(":", "_")}/accuracy' for variant in variants),
         }
     assert record['metrics'] == evaluation.metrics

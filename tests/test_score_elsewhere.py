@@ -57,8 +57,12 @@ def test_exported_lines_hold_all_that_a_server_needs(rows: Path):
 @pytest.mark.parametrize(
     ('given', 'tokenizer', 'in_chat'),
     [
-        *(('auto', None, False), (True, None, True), (False, None, False)),
-        *(('auto', 'chat', True), (True, 'chat', True), (False, 'chat', False)),
+        ('auto', None, False),
+        (True, None, True),
+        (False, None, False),
+        ('auto', 'chat', True),
+        (True, 'chat', True),
+        (False, 'chat', False),
         ('auto', 'plain', False),
     ],
 )
@@ -193,9 +197,12 @@ def test_evaluations_in_training_log_score_metrics_at_their_batch(rows: Path, tm
     trainer.fit()
     trainer.close()
     keys = [
-        *('mmlu_pro/option_order/accuracy', 'mmlu_pro/prompt/consistency_rate_reference'),
-        *('mmlu_pro/option_order/option_order_C/accuracy', 'agieval/prompt/prompt_9/accuracy'),
-        *('agieval/non_greedy/non_greedy_5/accuracy', 'math/non_greedy/unparsed_rate'),
+        'mmlu_pro/option_order/accuracy',
+        'mmlu_pro/prompt/consistency_rate_reference',
+        'mmlu_pro/option_order/option_order_C/accuracy',
+        'agieval/prompt/prompt_9/accuracy',
+        'agieval/non_greedy/non_greedy_5/accuracy',
+        'math/non_greedy/unparsed_rate',
     ]
     keys = ['gauntlet/seconds/score_math/0-shot', *(f'icl/metrics/score/{key}' for key in keys)]
     for key in keys:

@@ -47,8 +47,14 @@ OF_METADATA = {
     'torch.serialization': ('_get_layout',),
     'torch.distributed.checkpoint.filesystem': ('_StorageInfo', '_StoragePrefix'),
     'torch.distributed.checkpoint.metadata': (
-        *('Metadata', 'MetadataIndex', 'StorageMeta', 'TensorProperties', '_MEM_FORMAT_ENCODING'),
-        *('TensorStorageMetadata', 'BytesStorageMetadata', 'ChunkStorageMetadata'),
+        'Metadata',
+        'MetadataIndex',
+        'StorageMeta',
+        'TensorProperties',
+        '_MEM_FORMAT_ENCODING',
+        'TensorStorageMetadata',
+        'BytesStorageMetadata',
+        'ChunkStorageMetadata',
     ),
     'torch.distributed._shard.sharded_tensor.metadata': ('TensorProperties', 'MEM_FORMAT_ENCODING'),  # torch 2.2
 }

@@ -34,16 +34,26 @@ FAMILIES: dict[str, dict[str, Any]] = {  # 25M parameters each without embedding
     'gemma2': {**GATED, 'num_key_value_heads': 8, 'head_dim': 64, 'attn_implementation': 'eager'},
     'olmo2': GATED,
     FOUNDRY_MPT: {
-        **{'d_model': 512, 'n_layers': 8, 'n_heads': 8, 'expansion_ratio': 4, 'max_seq_len': 2048},
-        **{'learned_pos_emb': False, 'attn_config': {'attn_impl': 'torch', 'alibi': True}},
+        'd_model': 512,
+        'n_layers': 8,
+        'n_heads': 8,
+        'expansion_ratio': 4,
+        'max_seq_len': 2048,
+        'learned_pos_emb': False,
+        'attn_config': {'attn_impl': 'torch', 'alibi': True},
     },
 }
 MPT_CONFIG = 'mpt.json'
 LLAMA_1B = 'llama_1b'  # for GPUs: 1.1 billion parameters with a vocabulary of 50,000
 RECIPES = FAMILIES | {
     LLAMA_1B: {
-        **{'model_type': LLAMA, 'hidden_size': 2048, 'num_hidden_layers': 22, 'num_attention_heads': 32},
-        **{'intermediate_size': 5632, 'num_key_value_heads': 4, 'max_position_embeddings': 2048},
+        'model_type': LLAMA,
+        'hidden_size': 2048,
+        'num_hidden_layers': 22,
+        'num_attention_heads': 32,
+        'intermediate_size': 5632,
+        'num_key_value_heads': 4,
+        'max_position_embeddings': 2048,
     }
 }
 LIVELY = 3.0  # factor of the weights of all layers, with which generations do not repeat themselves

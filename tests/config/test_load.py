@@ -187,7 +187,8 @@ WRONG_TASKS = '; allowed: a list of tasks, or a path to a file with one'
 @pytest.mark.parametrize(
     ('tasks', 'gauntlet', 'problem'),
     [
-        *(({'label': 'copa'}, None, f'tasks: is a mapping{WRONG_TASKS}'), (0, None, f'tasks: is 0{WRONG_TASKS}')),
+        ({'label': 'copa'}, None, f'tasks: is a mapping{WRONG_TASKS}'),
+        (0, None, f'tasks: is 0{WRONG_TASKS}'),
         (True, None, f'tasks: is True{WRONG_TASKS}'),
         ([TASK, 'a.yaml'], None, "tasks[1]: is 'a.yaml'; allowed: a mapping"),
         ([TASK], ['g.yaml'], 'eval_gauntlet: is a list; allowed: a mapping'),

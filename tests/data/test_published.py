@@ -49,8 +49,14 @@ HASHED = replace(ALGEBRA, sha256='0' * 64)
 EMPTY = {**PROBLEMS[0], 'problem': ''}
 PRO = replace(ALGEBRA, path='score/mmlu_pro_test.jsonl', task='score_mmlu_pro', converter='mmlu_pro')
 QUESTION = {
-    **{'question_id': 7, 'question': 'Which of these floats?', 'options': ['lead', 'cork', 'iron'], 'answer': 'B'},
-    **{'answer_index': 1, 'cot_content': '', 'category': 'physics', 'src': 'hand-written'},
+    'question_id': 7,
+    'question': 'Which of these floats?',
+    'options': ['lead', 'cork', 'iron'],
+    'answer': 'B',
+    'answer_index': 1,
+    'cot_content': '',
+    'category': 'physics',
+    'src': 'hand-written',
 }
 WRONG, PADDED = {**QUESTION, 'answer_index': 3}, {**QUESTION, 'options': ['cork', 'N/A', 'iron']}
 

@@ -144,7 +144,10 @@ GOLDS = [('2', 'twos'), ('2', 'two', 'II'), ('two', '2')]
             'multiple_choice',
             2,
             [
-                *({'row': 99}, {'category': 'b'}, {'file': 'subset'}, {'content': Choices('q 0.', ('yes', 'no'), 0)}),
+                {'row': 99},
+                {'category': 'b'},
+                {'file': 'subset'},
+                {'content': Choices('q 0.', ('yes', 'no'), 0)},
                 *(
                     {'content': Choices('q 0?', texts, 0)}
                     for texts in (('yes', 'now'), ('yesn', 'o'), ('yes', 'no', ''))
@@ -183,9 +186,17 @@ def test_another_tokenizer_or_encoder_or_changed_code_is_another_cache_entry(mon
 
 def test_items_cached_with_one_setting_are_not_read_with_another(tmp_path):
     changed = [
-        *({'num_fewshot': [1]}, {'max_seq_len': 59}, {'truncation': 'reference'}, {'fewshot': 'fixed'}),
-        *({'prompt_string': 'Choose.'}, {'example_delimiter': '\n\n'}, {'continuation_delimiter': '\nAnswer: '}),
-        *({'prelimiter': 'Q: '}, {'fewshot_random_seed': 7}, {'strip_dataset': False}, {'label': 'other'}),
+        {'num_fewshot': [1]},
+        {'max_seq_len': 59},
+        {'truncation': 'reference'},
+        {'fewshot': 'fixed'},
+        {'prompt_string': 'Choose.'},
+        {'example_delimiter': '\n\n'},
+        {'continuation_delimiter': '\nAnswer: '},
+        {'prelimiter': 'Q: '},
+        {'fewshot_random_seed': 7},
+        {'strip_dataset': False},
+        {'label': 'other'},
     ]
     for changes in ({}, *changed, {}):
         preparation = preparation_of(**changes)

@@ -226,7 +226,8 @@ def test_variants_are_named_and_keep_row_file_and_category_and_use_their_prompts
     assert [example.variant for example in found] == [
         *(f'option_order:{letter}' for letter in 'ABC'),
         *(f'prompt:{number}' for number in range(10)),
-        *('non_greedy:0', 'non_greedy:12'),
+        'non_greedy:0',
+        'non_greedy:12',
     ]
     assert {(example.row, example.file, example.category) for example in found} == {(7, 'sat-en', 'law')}
     texts = {example.variant: example.content.text for example in found}

@@ -74,8 +74,16 @@ ALL_CLOSE = (
     'std::equal(a.begin(), a.end(), b.begin(), [](double a, double b) { return std::abs(a - b) < 1e-4; })'
 )
 EQUAL_TYPES = (
-    *('std::string', 'char', 'int', 'long long', 'bool', 'std::vector<std::string>', 'std::vector<int>'),
-    *('std::vector<std::vector<int>>', 'std::map<char, int>', 'std::map<std::string, int>'),
+    'std::string',
+    'char',
+    'int',
+    'long long',
+    'bool',
+    'std::vector<std::string>',
+    'std::vector<int>',
+    'std::vector<std::vector<int>>',
+    'std::map<char, int>',
+    'std::map<std::string, int>',
 )
 CLOSE_TYPES = {'double': CLOSE, 'std::vector<float>': ALL_CLOSE}
 COMPLETION = '#define main gauntlet_unused_main\n'  # a completion's own main is not run
