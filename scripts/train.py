@@ -30,7 +30,7 @@ from composer.optim import (
     LinearWithWarmupScheduler,
 )
 from composer.utils import FSDPConfig, dist, reproducibility
-from datasets import Dataset, Features, Sequence, Value, load_dataset
+from datasets import Dataset, Features, Sequence, Value, disable_progress_bars, load_dataset
 from datasets.config import HF_DATASETS_CACHE
 from datasets.exceptions import DatasetsError
 from filelock import FileLock
@@ -320,8 +320,7 @@ def build_trainer(config: Mapping[str, Any]) -> Trainer:
         if fsdp.activation_checkpointing:
             model.model.config.use_cache = False  # a recomputed block would append its keys to the cache twice
     (optimizer,) = build('optimizer', config, params=model.parameters())
-    # In a log file a progress bar would be thousands of lines.
-    progress_bar = config.get('progress_bar', True) and sys.stderr.isatty()
+    progress_bar = config.get('progress_bar', True) and sys.stderr.isatty()  # a log file would have thousands of lines
     trainer: Trainer = call(
         'Trainer',
         Trainer,
@@ -369,6 +368,8 @@ def main(words: list[str]) -> int:
     parser.add_argument('overrides', nargs='*', metavar='key=value', help='such as max_duration=100ba')
     arguments = parser.parse_args(words)
     logging.basicConfig(format='%(message)s')
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     if dist.get_global_rank() == 0:
         logging.getLogger('llmfoundry_gauntlet').setLevel(logging.INFO)
     try:
