@@ -84,11 +84,13 @@ def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None
     """Return the cache name of a task's items, for all examples or a subset.
 
     It contains a digest of everything the items depend on. Instead of the rows and the task type's code, that covers
-    every text the type can make of a row: as a shot and as a question, first or not.
+    every text of a row that a prompt can hold: as a shot and as a question, first or not.
     """
     task = preparation.task
     (num_shots,) = task.num_fewshot
-    firsts = (False,) if task.prompt_string else (False, True)
+    # A question has shots before it or, if they are dropped, nothing but the instruction.
+    first_without_shots = not task.prompt_string
+    firsts = sorted({False, first_without_shots}) if num_shots else [first_without_shots]
     digest = hashlib.sha256()
     in_chat = False
     for example in preparation.examples:
