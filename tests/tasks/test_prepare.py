@@ -184,6 +184,27 @@ def test_another_tokenizer_or_encoder_or_changed_code_is_another_cache_entry(mon
     assert len({*names, cache_name(preparation_of())}) == 4
 
 
+@pytest.mark.parametrize(
+    ('keys', 'num_asked'),
+    [
+        ({'num_fewshot': [0]}, 1),  # a question begins its prompt
+        ({'num_fewshot': [0], 'prompt_string': 'Choose.'}, 1),  # or follows the instruction
+        ({'num_fewshot': [2]}, 2),  # it follows shots, or begins the prompt as they are dropped
+        ({'num_fewshot': [2], 'prompt_string': 'Choose.'}, 1),  # something precedes it in either case
+    ],
+)
+def test_a_cache_entry_is_named_by_the_forms_of_a_question_that_prompts_can_hold(monkeypatch, keys, num_asked: int):
+    asked: list[bool] = []
+    ask = MultipleChoiceTask.ask
+    monkeypatch.setattr(
+        MultipleChoiceTask, 'ask', lambda task, content, first: asked.append(first) or ask(task, content, first)
+    )
+
+    cache_name(preparation_of(examples_of('q', num_rows=1), **keys))
+
+    assert len(asked) == num_asked
+
+
 def test_items_cached_with_one_setting_are_not_read_with_another(tmp_path):
     changed = [
         {'num_fewshot': [1]},
