@@ -75,11 +75,11 @@ def test_a_link_holds_runs_keys_and_the_step_as_axis():
     url = mlflow_link('http://host:5000/', '7', ['r1', 'r2'], Panel('Tasks', 'world', ('metrics/a b/0-shot/X', 'y')))
     page, _, query = url.partition('?')
     assert page == 'http://host:5000/#/metric'
-    found = parse_qs(query)
-    assert json.loads(found['runs'][0]) == ['r1', 'r2']
-    assert json.loads(found['experiments'][0]) == ['7']
-    assert json.loads(found['plot_metric_keys'][0]) == ['metrics/a b/0-shot/X', 'y']
-    assert found['x_axis'] == ['step']
+    settings = parse_qs(query)
+    assert json.loads(settings['runs'][0]) == ['r1', 'r2']
+    assert json.loads(settings['experiments'][0]) == ['7']
+    assert json.loads(settings['plot_metric_keys'][0]) == ['metrics/a b/0-shot/X', 'y']
+    assert settings['x_axis'] == ['step']
 
 
 @pytest.mark.parametrize(

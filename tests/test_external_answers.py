@@ -81,24 +81,41 @@ def scored(settings: dict[str, Any], path: Path, **options: Any) -> Any:
 
 
 def test_requests_have_everything_an_engine_needs(settings: dict[str, Any]):
+    of_generation = ['stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed']
+
     requests = {(request['task'], request['row']): request for request in requests_of(settings)}
+
     assert len(requests) == 14
-    keys = [*NAMES, 'prompt', 'choices', 'stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed']
-    assert all(list(request) == keys for request in requests.values())
-    nothing = dict.fromkeys(keys[8:])
-    name = {'num_shots': 1, 'file': None, 'row': 0, 'variant': None, 'sample': 0}
+    assert all(list(request) == [*NAMES, 'prompt', 'choices', *of_generation] for request in requests.values())
+
+    # A continuation, after one of the other three rows as the shot.
     prompt = requests['sums', 0]['prompt']
     assert prompt in [f'{i}+{i}= {2 * i}\n0+0=' for i in (1, 2, 3)]
-    expected = {'task': 'sums', **name, 'prompt': prompt, 'choices': [' 0'], **nothing}
-    assert requests['sums', 0] == expected
+    assert requests['sums', 0] == {
+        'task': 'sums',
+        'num_shots': 1,
+        'file': None,
+        'row': 0,
+        'variant': None,
+        'sample': 0,
+        'prompt': prompt,
+        'choices': [' 0'],
+        **dict.fromkeys(of_generation),
+    }
+
+    # Choices of one prompt, and one choice for each of several prompts.
     assert requests['colours', 0]['choices'] == [' red', ' deep blue']
     assert [text[-7:] for text in requests['pronouns', 0]['prompt']] == ['the cup', 'the jug']
     assert requests['pronouns', 1]['choices'] == [' held 1.', ' held 1.']
+
+    # A generation.
     riddle = requests['riddles', 0]
-    assert riddle['choices'] is None and riddle['stop'] == [] and riddle['seed'] is None
+    assert riddle['prompt'] in [f'Twice {i}? {i} and {i} # {2 * i}\nTwice 0?' for i in (1, 2, 3)]
+    assert riddle['choices'] is None
+    assert riddle['stop'] == []
+    assert riddle['seed'] is None
     assert (riddle['temperature'], riddle['top_p'], riddle['top_k']) == (0.0, 1.0, 0)
     assert riddle['max_new_tokens'] == len('3 and 3 # 6') // 2 + 1 + 10
-    assert riddle['prompt'] in [f'Twice {i}? {i} and {i} # {2 * i}\nTwice 0?' for i in (1, 2, 3)]
 
 
 def test_token_limits_follow_the_longest_right_answer_of_a_category(write_jsonl, tmp_path: Path, character_tokenizer):
@@ -224,7 +241,10 @@ def test_texts_may_answer_choices_and_continuations(settings: dict[str, Any], tm
 
 
 def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
-    kept = [answer for answer in right_answers(settings) if answer['row'] > 2 * (answer['task'] == 'colours')]
+    right = []  # beside those of the items that the wrong lines are about
+    for answer in right_answers(settings):
+        if answer['row'] > (2 if answer['task'] == 'colours' else 0):
+            right.append(answer)
     name = {'task': 'colours', 'num_shots': 1, 'row': 0}
     wrong = [
         ('{oops', 'malformed JSON: Expecting property name enclosed in double quotes at column 2'),
@@ -240,7 +260,7 @@ def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
     unfit = [
         ({**name, 'row': 99, 'text': ''}, 'colours/1-shot, row 99 is not an item of these tasks'),
         ({**name, 'num_shots': 2, 'text': ''}, 'colours/2-shot, row 0 is not an item of these tasks'),
-        (kept[0], 'sums/1-shot, row 1 was answered already at line 1'),
+        (right[0], 'sums/1-shot, row 1 was answered already at line 1'),
         ({**name, 'logprobs': [-1.0]}, 'colours/1-shot, row 0: has 1 logprobs; allowed: 2, one per choice'),
         ({**name, 'row': 1, 'logprobs': [-1, -2], 'num_tokens': [1]}, 'colours/1-shot, row 1: num_tokens is [1]; '),
         (
@@ -251,11 +271,15 @@ def test_every_wrong_line_is_named(settings: dict[str, Any], tmp_path: Path):
         ({**name, 'task': 'pronouns', 'text': 'x'}, 'pronouns/1-shot, row 0: has no logprobs; a text cannot be scored'),
         ({**name, 'task': 'riddles', 'logprobs': [-1.0]}, 'riddles/1-shot, row 0: has no text; a generation is '),
     ]
-    lines = [*kept, *(line for line, _ in wrong + unfit)]
-    found = problems_of(data_of(settings), write_answers(tmp_path, lines))
-    places = range(len(kept) + 1, len(lines) + 1)
-    expected = [f'line {place}: {fact}' for place, (_, fact) in zip(places, wrong + unfit, strict=True)]
-    for problem, fact in zip(found, expected[len(wrong) :] + expected[: len(wrong)], strict=True):
+    lines = [*right, *(line for line, _ in (*wrong, *unfit))]
+
+    problems = problems_of(data_of(settings), write_answers(tmp_path, lines))
+
+    first_wrong, first_unfit = len(right) + 1, len(right) + len(wrong) + 1
+    facts_of_wrong = [f'line {first_wrong + index}: {fact}' for index, (_, fact) in enumerate(wrong)]
+    facts_of_unfit = [f'line {first_unfit + index}: {fact}' for index, (_, fact) in enumerate(unfit)]
+    # Lines that are no answers are known when all of the file is read.
+    for problem, fact in zip(problems, [*facts_of_unfit, *facts_of_wrong], strict=True):
         assert problem.startswith(fact)
 
 
@@ -293,8 +317,9 @@ def test_a_file_that_holds_no_answers_is_one_problem(
     """Rather than a line for every item that has no answer."""
     path = tmp_path / 'answers.jsonl'
     path.write_bytes(content)
-    found = problems_of(data_of(settings), path)
-    assert found[-1].startswith(f'line  {problem}') and not any('no answer' in line for line in found)
+    problems = problems_of(data_of(settings), path)
+    assert problems[-1].startswith(f'line  {problem}')
+    assert not any('no answer' in line for line in problems)
 
 
 def test_answers_may_come_through_a_pipe(settings: dict[str, Any], tmp_path: Path):
@@ -311,17 +336,20 @@ def test_answers_may_come_through_a_pipe(settings: dict[str, Any], tmp_path: Pat
 @pytest.mark.parametrize('number', [None, math.nan, -math.inf])
 def test_an_answer_that_is_not_finite_is_unscored(settings: dict[str, Any], tmp_path: Path, number: float | None):
     answers = right_answers(settings)
-    place = next(place for place, answer in enumerate(answers) if answer['task'] == 'colours')
-    answers[place]['logprobs'][0] = number
-    found = scored(settings, write_answers(tmp_path, answers)).results['colours/1-shot']
-    assert [result.status for result in found].count('unscored') == 1
+    of_colours = next(answer for answer in answers if answer['task'] == 'colours')
+    of_colours['logprobs'][0] = number
+
+    evaluation = scored(settings, write_answers(tmp_path, answers))
+
+    statuses = [result.status for result in evaluation.results['colours/1-shot']]
+    assert statuses.count('unscored') == 1
 
 
 def test_a_generation_may_hold_half_a_surrogate_pair(settings: dict[str, Any], tmp_path: Path):
     """A server that cuts a text in the middle of a sign writes one; it is an answer all the same."""
     answers = right_answers(settings)
-    place = next(place for place, answer in enumerate(answers) if answer.get('text'))
-    answers[place]['text'] += ' \ud83d'
+    with_text = next(answer for answer in answers if answer.get('text'))
+    with_text['text'] += ' \ud83d'
     evaluation = scored(settings, write_answers(tmp_path, answers))
     statuses = {result.status for results in evaluation.results.values() for result in results}
     assert statuses == {'scored'}
@@ -343,16 +371,12 @@ def test_rows_of_one_task_may_have_different_numbers_of_choices(write_jsonl, tmp
     settings = {'tasks': tasks, 'data_root': str(tmp_path), 'semantics': semantics}
     requests = requests_of(settings)
     assert [len(request['choices']) for request in requests] == [4, 3, 5] * 2
-    answers = [
-        # The last choice is preferred, which is right, except in the third row.
-        {key: request[key] for key in NAMES}
-        | {
-            'logprobs': [
-                float(place) * (1 if request['row'] < 2 else -1) - 9 for place in range(len(request['choices']))
-            ]
-        }
-        for request in requests
-    ]
+    # The last choice is preferred, which is right, except in the third row.
+    answers = []
+    for request in requests:
+        sign = 1.0 if request['row'] < 2 else -1.0
+        logprobs = [sign * index - 9 for index in range(len(request['choices']))]
+        answers.append({**{key: request[key] for key in NAMES}, 'logprobs': logprobs})
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': tasks}))
     words = ('--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--semantics', semantics)
     out = tmp_path / 'out'
@@ -365,8 +389,10 @@ def test_rows_of_one_task_may_have_different_numbers_of_choices(write_jsonl, tmp
 
 
 def test_missing_answers_are_errors_unless_allowed(settings: dict[str, Any], tmp_path: Path):
-    answers = [a for a in right_answers(settings) if a['task'] != 'riddles' or a['row'] == 2]
-    answers = [a for a in answers if a['task'] != 'pronouns']
+    answers = []
+    for answer in right_answers(settings):
+        if answer['task'] in ('sums', 'colours') or (answer['task'], answer['row']) == ('riddles', 2):
+            answers.append(answer)
     path = write_answers(tmp_path, answers)
     assert problems_of(data_of(settings), path) == [
         'pronouns/1-shot, row 0-1: there is no answer',

@@ -45,14 +45,6 @@ RESULTS = st.builds(
     logprobs=LOGPROBS,
 )
 
-ITEM = {
-    'key': ItemKey('t/0-shot', 0),
-    **dict.fromkeys(('category', 'gold', 'predicted', 'logprobs', 'num_tokens', 'reason')),
-    'score': 0.0,
-    'prompt_sha256': '',
-    'prompt_shortened': False,
-}
-
 
 def comparable(result: ItemResult) -> list[Any]:
     """Return all fields in comparable form: non-finite values are equal, and -0.0 differs from 0.0."""
@@ -67,28 +59,57 @@ def comparable(result: ItemResult) -> list[Any]:
 def test_samples_are_read_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, results):
     folder = tmp_path_factory.getbasetemp() / 'round_trip'
     write_lines(samples_file(folder, 't/0-shot'), map(sample_line, results))
-    found = read_samples(folder, 't/0-shot')
-    assert list(map(comparable, found)) == list(map(comparable, results))
-    assert list(map(sample_line, found)) == list(map(sample_line, results))
+    read_back = read_samples(folder, 't/0-shot')
+    assert list(map(comparable, read_back)) == list(map(comparable, results))
+    assert list(map(sample_line, read_back)) == list(map(sample_line, results))
 
 
-def test_earlier_names_of_fields_metrics_and_reasons_are_read(tmp_path: Path):
-    line = json.loads(sample_line(ItemResult(**ITEM, metrics={'CutShare': 1.0, 'StrictMatch': 0.0})))
-    line['reason'] = 'no answer found in the reply; cut at the token limit'
-    del line['num_shots']  # which earlier versions do not have
-    line['credit'], line['marks'] = line.pop('score'), line.pop('metrics')
-    line['truncated'] = not line.pop('prompt_shortened')
-    write_lines(samples_file(tmp_path, 't/0-shot'), [json.dumps(line)])
-    (found,) = read_samples(tmp_path, 't/0-shot')
-    assert found.prompt_shortened != ITEM['prompt_shortened']
-    assert (found.score, found.metrics) == (ITEM['score'], {'TruncatedShare': 1.0, 'StrictMatch': 0.0})
-    assert found.reason == 'no answer found in the generation; truncated at the token limit'
+# A line of a samples file as 0.1.0 wrote it; its metrics and its reason are those of a longer generation.
+LINE_OF_0_1_0 = (
+    '{"file": null, "row": 3, "category": null, "variant": null, "sample": 0, "gold": "0", "predicted": null, '
+    '"credit": 1.0, "logprobs": null, "num_tokens": null, "text": "0", "answer": "0", "status": "scored", '
+    '"reason": "no answer found in the reply; cut at the token limit", "prompt_sha256": "760435ae", '
+    '"cluster": "7ae194f66383e142", "truncated": true, "marks": {"StrictMatch": 0.0, "CutShare": 1.0}}'
+)
+
+
+def test_samples_of_0_1_0_are_read(tmp_path: Path):
+    write_lines(samples_file(tmp_path, 't/0-shot'), [LINE_OF_0_1_0])
+
+    (result,) = read_samples(tmp_path, 't/0-shot')
+
+    assert result == ItemResult(
+        key=ItemKey('t/0-shot', 3),
+        category=None,
+        gold='0',
+        predicted=None,
+        score=1.0,
+        logprobs=None,
+        num_tokens=None,
+        text='0',
+        answer='0',
+        reason='no answer found in the generation; truncated at the token limit',
+        prompt_sha256='760435ae',
+        prompt_shortened=True,
+        cluster='7ae194f66383e142',
+        metrics={'StrictMatch': 0.0, 'TruncatedShare': 1.0},
+        num_shots=None,
+    )
+
+
+def test_names_in_records_of_0_1_0_are_read(tmp_path: Path):
     metrics = {'StrictMatch': {'value': 0.5}, 'CutShare': {'value': 1.0}}
-    task = {'metrics': metrics, 'num_truncated': 3}
-    counts = {'gauntlet/truncated_items': 3}
-    record = {'format_version': 1, 'training': None, 'tasks': {'t/0-shot': task}, 'metrics': counts}
+    record = {
+        'format_version': 1,
+        'training': None,
+        'tasks': {'t/0-shot': {'metrics': metrics, 'num_truncated': 3}},
+        'metrics': {'gauntlet/truncated_items': 3},
+    }
     (tmp_path / 'results.json').write_text(json.dumps(record))
+
     current = read_results(tmp_path)
-    assert list(current['tasks']['t/0-shot']['metrics']) == ['StrictMatch', 'TruncatedShare']
-    assert current['tasks']['t/0-shot']['num_shortened'] == 3
+
+    task = current['tasks']['t/0-shot']
+    assert list(task['metrics']) == ['StrictMatch', 'TruncatedShare']
+    assert task['num_shortened'] == 3
     assert current['metrics'] == {'gauntlet/shortened_items': 3}

@@ -171,16 +171,21 @@ def test_each_further_run_is_compared_with_the_first(
     for name, run in zip(names, 'abc', strict=True):
         copy_run(runs[run], tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    found = compared(*names)
-    assert [(one['first'], one['second']) for one in found] == [(names[0], names[1]), (names[0], names[2])]
-    for one, run in zip(found, 'bc', strict=True):
-        for key, task in one['tasks'].items():
-            assert task['difference']['value'] == pytest.approx(paired(key, runs['a'], runs[run]).value, abs=1e-13)
-    every = [difference for one in found for difference in one['tasks'].values()]
-    smallest = min(every, key=lambda one: one['p_value'])
-    assert smallest['p_holm'] == min(1.0, smallest['p_value'] * len(every))  # of all that are shown
+
+    with_b, with_c = compared(*names)
     status, out, err = gauntlet('compare', *names)
-    assert (status, err) == (0, '') and all(name in out for name in names)
+
+    assert (with_b['first'], with_b['second']) == (names[0], names[1])
+    assert (with_c['first'], with_c['second']) == (names[0], names[2])
+    for comparison, run in ((with_b, 'b'), (with_c, 'c')):
+        for key, task in comparison['tasks'].items():
+            assert task['difference']['value'] == pytest.approx(paired(key, runs['a'], runs[run]).value, abs=1e-13)
+    # Holm's correction is for all differences that are shown.
+    tasks = [*with_b['tasks'].values(), *with_c['tasks'].values()]
+    smallest = min(tasks, key=lambda task: task['p_value'])
+    assert smallest['p_holm'] == min(1.0, smallest['p_value'] * len(tasks))
+    assert (status, err) == (0, '')
+    assert all(name in out for name in names)
 
 
 def test_another_metric_is_compared_for_tasks_that_have_it(compared, gauntlet, runs: dict[str, Path]):
@@ -227,9 +232,13 @@ def without_score(key: str, reason: str) -> dict[str, str]:
 
 def without_variants(run: Path, variants: Callable[[str], bool], *, digest: str | None = None) -> None:
     """Remove the samples of some variants of SCORE's questions, or give them another prompt."""
-    lines = samples_of(run, AGIEVAL)
-    changed = [{**one, 'prompt_sha256': digest} if variants(one['variant']) else one for one in lines]
-    write_lines(samples_path(run, AGIEVAL), [one for one in changed if one['prompt_sha256'] is not None])
+    lines = []
+    for line in samples_of(run, AGIEVAL):
+        if not variants(line['variant']):
+            lines.append(line)
+        elif digest is not None:
+            lines.append({**line, 'prompt_sha256': digest})
+    write_lines(samples_path(run, AGIEVAL), lines)
 
 
 @pytest.mark.parametrize('is_turned', [False, True])
@@ -298,8 +307,8 @@ def test_only_items_with_the_same_prompt_in_both_runs_are_compared(
 def test_settings_that_may_explain_different_prompts_are_named(compared, runs, tmp_path: Path, configs, said: str):
     first = with_shortened_prompts(runs['a'], tmp_path / 'one', {}, config=configs[0])
     second = with_shortened_prompts(runs['b'], tmp_path / 'other', {LINES: [3]}, config=configs[1])
-    (found,) = compared(first, second)
-    assert found['warnings'][0].endswith(f' ({said}): {LINES} 1 of 9')
+    (comparison,) = compared(first, second)
+    assert comparison['warnings'][0].endswith(f' ({said}): {LINES} 1 of 9')
 
 
 @pytest.mark.parametrize(
@@ -319,8 +328,8 @@ def test_truncated_prompts_count_as_equal_only_with_equal_limits(
     for name, config in zip('ab', configs, strict=True):
         rows = {LINES: [2, 5]} if config else {}
         pair.append(with_shortened_prompts(runs[name], tmp_path / name, rows, same_digest=True, config=config))
-    (found,) = compared(*pair)
-    assert found['tasks'][LINES]['num_items'] == num_items
+    (comparison,) = compared(*pair)
+    assert comparison['tasks'][LINES]['num_items'] == num_items
 
 
 def test_what_has_no_item_in_common_has_a_reason_and_the_rest_is_compared(
@@ -330,68 +339,90 @@ def test_what_has_no_item_in_common_has_a_reason_and_the_rest_is_compared(
     other = copy_run(runs['b'], tmp_path / 'b', without={LINES: range(4, 9)})
     other = with_shortened_prompts(other, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
     without_variants(other, lambda variant: variant.startswith('prompt:'), digest='ab' * 32)
-    (found,) = compared(one, other)
-    reasons = {
-        TOPICS: 'no item has the same prompt in all runs (max_seq_len none / 1024)',
-        LINES: 'the runs have no item in common',
-    }
-    for key, reason in reasons.items():
-        lost = found['tasks'].pop(key)
+    no_prompt = 'no item has the same prompt in all runs (max_seq_len none / 1024)'
+    no_item = 'the runs have no item in common'
+    tasks = {key: paired(key, one, other) for key in (CHOICES, RIDDLES)}
+    # Composites of reading, to which the other two tasks add nothing.
+    composites = composites_of({**tasks, **dict.fromkeys((TOPICS, LINES), tasks[CHOICES])}, SIZES)
+
+    (comparison,) = compared(one, other)
+    _, out, _ = gauntlet('compare', one, other)
+
+    for key, reason in ((TOPICS, no_prompt), (LINES, no_item)):
+        lost = comparison['tasks'].pop(key)
         assert lost['difference'] == lost['first'] == {'reason': reason}
         assert (lost['num_items'], lost['p_holm']) == (0, None)
-    rest = {'reason': 'benchmarks without a score: ' + ', '.join(f'{key} ({one})' for key, one in reasons.items())}
-    assert found['composites'].pop('rest')['difference'] == rest
-    assert 'value' not in found['composites'].pop('core')['difference']
-    tasks = {key: paired(key, one, other) for key in (CHOICES, RIDDLES)}
-    check_differences(found['tasks'], tasks)
-    composites = composites_of({**tasks, **dict.fromkeys((TOPICS, LINES), tasks[CHOICES])}, SIZES)
-    check_differences(found['composites'], {name: composites[name] for name in ('reading', 'reading alone')})
-    known = {name for name, one in found['score'].items() if 'value' in one['difference']}
-    assert known == {f'agieval option_order {metric}' for metric in ('accuracy', 'consistency_rate')}
-    out = gauntlet('compare', one, other)[1]
-    assert TOPICS not in rows_of_table(out) and f'- {reasons[TOPICS]}: {TOPICS}' in ' '.join(out.split())
+    check_differences(comparison['tasks'], tasks)
+
+    rest = comparison['composites'].pop('rest')['difference']
+    assert rest == {'reason': f'benchmarks without a score: {TOPICS} ({no_prompt}), {LINES} ({no_item})'}
+    assert 'value' not in comparison['composites'].pop('core')['difference']
+    check_differences(comparison['composites'], {name: composites[name] for name in ('reading', 'reading alone')})
+
+    with_value = {name for name, entry in comparison['score'].items() if 'value' in entry['difference']}
+    assert with_value == {'agieval option_order accuracy', 'agieval option_order consistency_rate'}
+    assert TOPICS not in rows_of_table(out)
+    assert f'- {no_prompt}: {TOPICS}' in ' '.join(out.split())
 
 
 def test_llm_foundry_averages_over_missing_benchmarks_are_not_compared(compared, make_run, tmp_path: Path):
     """Its averages ignore categories without a score, so they would be over other benchmarks."""
     first = make_run('one', ROWS, '--semantics', 'reference', gauntlet={})
     second = with_shortened_prompts(first, tmp_path / 'other', {TOPICS: range(14)}, config=SHORTER)
-    (found,) = compared(first, second)
-    assert found['composites']['reading']['difference']['value'] == 0
-    assert found['composites']['core']['difference'] == {'reason': f'benchmarks without a common item: {TOPICS}'}
+    (comparison,) = compared(first, second)
+    assert comparison['composites']['reading']['difference']['value'] == 0
+    assert comparison['composites']['core']['difference'] == {'reason': f'benchmarks without a common item: {TOPICS}'}
 
 
 def test_tasks_with_unscored_items_are_compared_only_with_allow_missing(compared, unscored):
-    (found,) = compared(*unscored)
     reason = '2 of 12 items unscored: there is no answer'
-    assert found['tasks'][CHOICES]['difference'] == found['tasks'][CHOICES]['second'] == {'reason': reason}
-    assert found['composites']['reading']['difference'] == without_score(CHOICES, reason)
     expected = {key: paired(key, *unscored) for key in ROWS}  # over the items that are scored in both
-    del found['tasks'][CHOICES]
-    check_differences(found['tasks'], {key: expected[key] for key in (TOPICS, LINES, RIDDLES)})
-    check_differences(compared(*unscored, '--allow-missing')[0]['tasks'], expected)
+
+    (strict,) = compared(*unscored)
+    (over_scored,) = compared(*unscored, '--allow-missing')
+
+    choices = strict['tasks'].pop(CHOICES)
+    assert choices['difference'] == choices['second'] == {'reason': reason}
+    assert strict['composites']['reading']['difference'] == without_score(CHOICES, reason)
+    check_differences(strict['tasks'], {key: expected[key] for key in (TOPICS, LINES, RIDDLES)})
+    check_differences(over_scored['tasks'], expected)
 
 
-def test_other_tasks_gauntlets_and_settings_are_warnings_and_the_first_gauntlet_is_used(compared, make_run, runs):
+def test_other_tasks_and_settings_are_warnings(compared, make_run, runs):
     few = make_run('few', [CHOICES, RIDDLES], '--semantics', 'reference')
-    (found,), (turned,) = compared(runs['a'], few), compared(few, runs['a'])
-    assert list(found['tasks']) == [CHOICES, RIDDLES] and found['score'] == {}
-    lacking, semantics = found['warnings']
-    assert str(few) in lacking and f'{TOPICS}, {LINES}, {AGIEVAL}' in lacking
+
+    (comparison,) = compared(runs['a'], few)
+    (turned,) = compared(few, runs['a'])
+
+    assert list(comparison['tasks']) == [CHOICES, RIDDLES]
+    assert comparison['score'] == {}
+    lacking, semantics = comparison['warnings']
+    assert str(few) in lacking
+    assert f'{TOPICS}, {LINES}, {AGIEVAL}' in lacking
     assert semantics == 'semantics is corrected and reference'
     assert turned['warnings'] == [lacking, 'semantics is reference and corrected']
-    assert found['composites']['reading']['difference']['value'] == 0
-    assert found['composites']['rest']['difference'] == without_score(f'{TOPICS}, {LINES}', 'did not run')
+    assert comparison['composites']['reading']['difference']['value'] == 0
+    assert comparison['composites']['rest']['difference'] == without_score(f'{TOPICS}, {LINES}', 'did not run')
     assert turned['composites'] == {}  # the first has no gauntlet
+
+
+def test_composites_are_made_by_the_gauntlet_of_the_first_run(compared, make_run, runs):
     other = make_run('other', ROWS, '--fewshot=fixed', answers=answers_of(2, ROWS), gauntlet={'weighting': 'EQUAL'})
-    (found,), (turned,) = compared(runs['a'], other), compared(other, runs['a'])
-    lacking, gauntlets, fewshot = found['warnings']
-    assert AGIEVAL in lacking and 'gauntlets differ' in gauntlets and f'by that of {runs["a"]}' in gauntlets
-    assert f'by that of {other}' in turned['warnings'][1] and fewshot == 'fewshot is reference and fixed'
     tasks = {key: paired(key, runs['a'], other) for key in ROWS}
-    check_differences(found['composites'], composites_of(tasks, SIZES))
-    expected = combined([tasks[CHOICES], tasks[RIDDLES]], [1 / 2 / (1 - BASELINES[CHOICES]), 1 / 2]).value
-    assert turned['composites']['reading']['difference']['value'] == pytest.approx(-expected, abs=1e-13)
+    equal_weights = [1 / 2 / (1 - BASELINES[CHOICES]), 1 / 2]
+    by_other = combined([tasks[CHOICES], tasks[RIDDLES]], equal_weights).value
+
+    (comparison,) = compared(runs['a'], other)
+    (turned,) = compared(other, runs['a'])
+
+    lacking, gauntlets, fewshot = comparison['warnings']
+    assert AGIEVAL in lacking
+    assert 'gauntlets differ' in gauntlets
+    assert f'by that of {runs["a"]}' in gauntlets
+    assert f'by that of {other}' in turned['warnings'][1]
+    assert fewshot == 'fewshot is reference and fixed'
+    check_differences(comparison['composites'], composites_of(tasks, SIZES))
+    assert turned['composites']['reading']['difference']['value'] == pytest.approx(-by_other, abs=1e-13)
 
 
 def checkpoints_of(run: Path, *batches: int | None) -> Path:
@@ -424,7 +455,7 @@ INCOMPARABLE: dict[str, tuple[Callable[[Path, Any], list[Any]], list[str]]] = {
                 [RIDDLES],
                 '--data-root',
                 run.parent,
-                answers=[{**one, 'row': one['row'] % 7} for one in answers_of(0, [RIDDLES])],
+                answers=[{**answer, 'row': answer['row'] % 7} for answer in answers_of(0, [RIDDLES])],
             ),
         ],
         [f'{RIDDLES}: ', '(data_sha256 '],

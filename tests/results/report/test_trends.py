@@ -30,54 +30,76 @@ from recorded_runs import (
 
 def slopes(folder: Path, batches: Sequence[int], without: Iterable[tuple[str, int]] = ()) -> dict[str, Estimate]:
     """Return the mean of the least-squares slopes of each item's scores."""
-    found = {}
+    left_out = set(without)
+    slope_by_task = {}
     for key, rows in ROWS.items():
-        kept = [row for row in range(len(rows)) if (key, row) not in set(without)]
-        scores = [
-            [sample['score'] for sample in samples_of(folder / f'ba{batch}', key) if sample['row'] in kept]
-            for batch in batches
-        ]
-        found[key] = over_items(key, kept, np.polyfit(batches, np.array(scores), 1)[0].tolist())
-    return found
+        kept = [row for row in range(len(rows)) if (key, row) not in left_out]
+        scores = []  # of each checkpoint, by row
+        for batch in batches:
+            samples = samples_of(folder / f'ba{batch}', key)
+            scores.append([sample['score'] for sample in samples if sample['row'] in kept])
+        slopes_of_items, _ = np.polyfit(batches, np.array(scores), 1)
+        slope_by_task[key] = over_items(key, kept, slopes_of_items.tolist())
+    return slope_by_task
 
 
 def test_trends_equal_least_squares_slopes(compared, training: Path):
     batches = list(BATCHES.values())
-    found = compared(training)
     tasks = slopes(training, batches)
     expected = tasks | composites_of(tasks, SIZES)
-    assert list(found) == list(expected)
-    recorded = []
+
+    trends = compared(training)
+
+    assert list(trends) == list(expected)
+    for name, trend in trends.items():
+        slope = trend['slope']
+        assert slope['value'] == pytest.approx(expected[name].value, abs=1e-15), name
+        assert slope['standard_error'] >= expected[name].error - 1e-15, name
+        assert slope['degrees_of_freedom'] <= 2
+        assert trend['noise'] > 0.001, name
+        change = abs(expected[name].value) * (batches[-1] - batches[0])
+        assert trend['signal_to_noise'] == pytest.approx(change / trend['noise'], rel=1e-9), name
+
+
+def test_slopes_are_those_of_the_recorded_scores(compared, training: Path):
+    batches = list(BATCHES.values())
+    scores: dict[str, list[float]] = {}
     for batch in batches:
         record = record_of(training / f'ba{batch}')
-        measures = {key: next(iter(task['metrics'].values())) for key, task in record['tasks'].items()}
-        recorded.append(measures | record['composites']['categories'] | record['composites']['averages'])
-    for name, one in found.items():
-        values = [measures[name]['value'] for measures in recorded]
-        assert one['slope']['value'] == pytest.approx(np.polyfit(batches, values, 1)[0], abs=1e-15), name
-        assert one['slope']['value'] == pytest.approx(expected[name].value, abs=1e-15), name
-        assert one['slope']['standard_error'] >= expected[name].error - 1e-15, name
-        assert one['slope']['degrees_of_freedom'] <= 2
-        assert one['noise'] > 0.001, name
-        assert one['signal_to_noise'] == pytest.approx(abs(expected[name].value) * 980 / one['noise'], rel=1e-9), name
+        accuracies = {key: next(iter(task['metrics'].values())) for key, task in record['tasks'].items()}
+        composites = record['composites']['categories'] | record['composites']['averages']
+        for name, measure in (accuracies | composites).items():
+            scores.setdefault(name, []).append(measure['value'])
+
+    trends = compared(training)
+
+    for name, trend in trends.items():
+        slope, _ = np.polyfit(batches, scores[name], 1)
+        assert trend['slope']['value'] == pytest.approx(slope, abs=1e-15), name
 
 
 def test_slopes_are_printed_for_the_batches_that_were_seen(gauntlet, compared, training: Path):
     """Per 1,000 batches at most, and per batch in CSV and JSON."""
+    trends = compared(training)
+
     status, out, _ = gauntlet('compare', training)
-    assert status == 0 and out.splitlines()[0] == 'slope per 980 batches over 4 checkpoints, ba20 to ba1000'
-    table, found = rows_of_table(out), compared(training)
-    assert {*found} < {*table}
-    for name, one in found.items():  # all are within noise
-        slope, error = (980 * one['slope'][key] for key in ('value', 'standard_error'))
-        assert table[name] == [f'{slope:+.3f}', f'{error:.3f}', f'{one["noise"]:.3f}']
-    markdown = gauntlet('compare', training, '--format', 'markdown')[1]
-    names = [line.split('|')[1].strip() for line in markdown.splitlines() if line.startswith('|')][2:]
-    assert [name[:2] for name in names[:4]] == ['**'] * 4 and {*names[4:]} == {*ROWS}  # composites are first
-    rows = csv.DictReader(io.StringIO(gauntlet('compare', training, '--format', 'csv')[1]))
-    assert {row['name']: row['slope'] for row in rows} == {
-        name: repr(one['slope']['value']) for name, one in found.items()
-    }
+    _, markdown, _ = gauntlet('compare', training, '--format', 'markdown')
+    _, of_csv, _ = gauntlet('compare', training, '--format', 'csv')
+
+    assert status == 0
+    assert out.splitlines()[0] == 'slope per 980 batches over 4 checkpoints, ba20 to ba1000'
+    table = rows_of_table(out)
+    assert {*trends} < {*table}
+    for name, trend in trends.items():  # all are within noise
+        slope, error = 980 * trend['slope']['value'], 980 * trend['slope']['standard_error']
+        assert table[name] == [f'{slope:+.3f}', f'{error:.3f}', f'{trend["noise"]:.3f}']
+
+    _, _, *names = [line.split('|')[1].strip() for line in markdown.splitlines() if line.startswith('|')]
+    assert all(name.startswith('**') for name in names[:4])  # composites are first
+    assert {*names[4:]} == {*ROWS}
+
+    slopes_of_csv = {row['name']: row['slope'] for row in csv.DictReader(io.StringIO(of_csv))}
+    assert slopes_of_csv == {name: repr(trend['slope']['value']) for name, trend in trends.items()}
 
 
 def test_signal_to_noise_is_shown_for_a_clear_trend(gauntlet, compared, runs, tmp_path: Path):
@@ -85,36 +107,49 @@ def test_signal_to_noise_is_shown_for_a_clear_trend(gauntlet, compared, runs, tm
         run = copy_run(runs['a'], tmp_path / 'training' / f'ba{batch}', batch=batch)
         lines = [{**line, 'score': float(line['row'] < num_right)} for line in samples_of(run, LINES)]
         write_lines(samples_path(run, LINES), lines)
-    one = compared(tmp_path / 'training')[LINES]
-    assert one['slope']['confidence_interval'][0] > 0
-    table = rows_of_table(gauntlet('compare', tmp_path / 'training')[1])
-    assert table[LINES][3] == f'{one["signal_to_noise"]:.1f}' and len(table[CHOICES]) == 2
+
+    trend = compared(tmp_path / 'training')[LINES]
+    _, out, _ = gauntlet('compare', tmp_path / 'training')
+
+    assert trend['slope']['confidence_interval'][0] > 0
+    table = rows_of_table(out)
+    assert table[LINES][3] == f'{trend["signal_to_noise"]:.1f}'
+    assert len(table[CHOICES]) == 2  # no slope that is clear
 
 
 def test_trends_are_over_items_that_all_checkpoints_were_asked_with_the_same_prompt(
     compared, gauntlet, runs: dict[str, Path], tmp_path: Path
 ):
     folder = tmp_path / 'training'
-    lacking = {'a': ([0, 3], {}), 'b': ([], {}), 'c': ([3, 8], {TOPICS: [0, 13], RIDDLES: range(7)})}
-    for name, (rows, prompts) in lacking.items():
-        run, batch = copy_run(runs[name], tmp_path / name, without={CHOICES: rows}), BATCHES[name]
-        config = {'max_seq_len': 1024 if prompts else 2048}
-        with_shortened_prompts(run, folder / f'ba{batch}', prompts, config=config, batch=batch)
-    found = compared(folder)
-    left_out = {CHOICES: (0, 3, 8), TOPICS: (0, 13)}
-    tasks = slopes(folder, [20, 100, 400], without=[(key, row) for key, rows in left_out.items() for row in rows])
-    composites = composites_of(tasks, {**SIZES, CHOICES: 9, TOPICS: 12})
-    expected = tasks | composites
+    checkpoints = (
+        # run, rows without an answer, shortened prompts, length of the model
+        ('a', [0, 3], {}, 2048),
+        ('b', [], {}, 2048),
+        ('c', [3, 8], {TOPICS: [0, 13], RIDDLES: range(7)}, 1024),
+    )
+    for name, rows, prompts, length in checkpoints:
+        run = copy_run(runs[name], tmp_path / name, without={CHOICES: rows})
+        batch = BATCHES[name]
+        with_shortened_prompts(run, folder / f'ba{batch}', prompts, config={'max_seq_len': length}, batch=batch)
+    left_out = [*((CHOICES, row) for row in (0, 3, 8)), (TOPICS, 0), (TOPICS, 13)]
+    tasks = slopes(folder, [20, 100, 400], without=left_out)
+    expected = tasks | composites_of(tasks, {**SIZES, CHOICES: 9, TOPICS: 12})
+
+    trends = compared(folder)
+
     for name in (LINES, TOPICS, CHOICES, 'rest'):
-        slope = found[name]['slope']
+        slope = trends[name]['slope']
         assert slope['value'] == pytest.approx(expected[name].value, abs=1e-15), name
         assert slope['standard_error'] >= expected[name].error - 1e-15, name
     reason = 'no item has the same prompt in all runs (max_seq_len 2048 / 1024)'
-    assert found[RIDDLES]['slope'] == {'reason': reason}
-    assert found['reading']['slope'] == {'reason': f'benchmarks without a score: {RIDDLES} ({reason})'}
-    for form, place in (('table', 1), ('csv', 2), ('json', 2)):
-        shown = ' '.join(gauntlet('compare', folder, '--format', form)[place].split())
-        assert f'{TOPICS} 2 of 14, {RIDDLES} 7 of 7' in shown, form
+    assert trends[RIDDLES]['slope'] == {'reason': reason}
+    assert trends['reading']['slope'] == {'reason': f'benchmarks without a score: {RIDDLES} ({reason})'}
+
+    _, table, _ = gauntlet('compare', folder)
+    _, _, errors_of_csv = gauntlet('compare', folder, '--format', 'csv')
+    _, _, errors_of_json = gauntlet('compare', folder, '--format', 'json')
+    for shown in (table, errors_of_csv, errors_of_json):
+        assert f'{TOPICS} 2 of 14, {RIDDLES} 7 of 7' in ' '.join(shown.split())
 
 
 def test_unscored_items_prevent_a_trend_unless_allowed(
@@ -124,17 +159,20 @@ def test_unscored_items_prevent_a_trend_unless_allowed(
     for batch, run in ((10, unscored[0]), (20, unscored[1]), (30, runs['c'])):
         copy_run(run, folder / f'ba{batch}', batch=batch)
     reason = '2 of 12 items unscored: there is no answer'
-    found = compared(folder)
-    assert found[CHOICES] == {'slope': {'reason': reason}, 'noise': None, 'signal_to_noise': None}
-    assert 'value' in found[LINES]['slope']
-    _, out, _ = gauntlet('compare', folder)
-    assert f'- {reason}: {CHOICES}' in out and CHOICES not in rows_of_table(out)
-    allowed = compared(folder, '--allow-missing')
     expected = slopes(folder, [10, 20, 30], without=[(CHOICES, 2), (CHOICES, 3)])
+
+    trends = compared(folder)
+    allowed = compared(folder, '--allow-missing')
+    _, out, _ = gauntlet('compare', folder)
+
+    assert trends[CHOICES] == {'slope': {'reason': reason}, 'noise': None, 'signal_to_noise': None}
+    assert 'value' in trends[LINES]['slope']
+    assert f'- {reason}: {CHOICES}' in out
+    assert CHOICES not in rows_of_table(out)
     assert allowed[CHOICES]['slope']['value'] == pytest.approx(expected[CHOICES].value, abs=1e-15)
 
 
 def test_the_last_checkpoint_represents_a_run(compared, runs: dict[str, Path], training: Path):
-    (found,) = compared(runs['a'], training)
-    assert found['second'] == str(training / 'ba1000')
-    check_differences(found['tasks'], {key: paired(key, runs['a'], runs['d']) for key in ROWS})
+    (comparison,) = compared(runs['a'], training)
+    assert comparison['second'] == str(training / 'ba1000')
+    check_differences(comparison['tasks'], {key: paired(key, runs['a'], runs['d']) for key in ROWS})
