@@ -231,11 +231,12 @@ def entries(path: Path, problems: list[str]) -> Iterator[tuple[int, bytes]]:
             log.info('%s:%d: the last line is torn, as by a kill; it is left out', path, number)
 
 
-def check_identity(found: Identity, wanted: Identity, place: Path) -> None:
+def check_identity(recorded: Identity, wanted: Identity, place: Path) -> None:
     """Raise OtherEvaluationError with all differences between a journal and the current evaluation."""
-    differing = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+    names = {**wanted, **recorded}
+    differing = [name for name in names if recorded.get(name) != wanted.get(name)]
     if differing:
-        parts = [f'{name} {found.get(name)} (now {wanted.get(name)})' for name in differing]
+        parts = [f'{name} {recorded.get(name)} (now {wanted.get(name)})' for name in differing]
         raise OtherEvaluationError(
             f'{place}: is the journal of another evaluation: {"; ".join(parts)}; give another folder, or --overwrite '
             'to replace it'

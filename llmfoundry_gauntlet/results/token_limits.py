@@ -37,10 +37,11 @@ def token_limit_record(task: Task, results: Sequence[ItemResult]) -> dict[str, A
     """
     generations = [result for result in results if result.text is not None]
     ended = [result for result in generations if ended_at_limit(result)]
-    tokens = max((result.num_tokens[0] for result in ended if result.num_tokens), default=0)
-    if not tokens:
+    lengths = [result.num_tokens[0] for result in ended if result.num_tokens]
+    if not lengths or max(lengths) == 0:
         return None
-    return {'share': len(ended) / len(generations), 'tokens': tokens, 'setting': setting_of_limit(task, tokens)}
+    limit = max(lengths)
+    return {'share': len(ended) / len(generations), 'tokens': limit, 'setting': setting_of_limit(task, limit)}
 
 
 def setting_of_limit(task: Task, tokens: int) -> str:

@@ -23,45 +23,52 @@ UNSAID = ''  # a statement without a letter, such as 'the best answer is that of
 # Quotes, East Asian brackets and full stop; Markdown and dollar signs are dropped.
 PLAIN = str.maketrans('\u2018\u2019\u201c\u201d\u3010\u3011\u300c\u300d\u3002', '\'\'""[][].', '*`$')
 TAGS = re.compile(r'</?(?:b|i|u|em|strong|code|span)>|</answer>', re.IGNORECASE)
-WRAPPED = re.compile(r'\\(?:text|math)[a-z]*\{([^{}]*)\}')
-MATHS = re.compile(r'\\[()\[\]]')
+WRAPPED = re.compile(r'\\(?:text|math)[a-z]*\{([^{}]*)\}')  # \textbf{B}
+MATHS = re.compile(r'\\[()\[\]]')  # \( and \)
 
 # The beginning of a statement. After 'is' or 'be' the answer must follow; after a colon or dash it need not.
-ABOUT = r'(?:\s+(?:choice|option))?(?:\s+(?:to|for|among|from|of)(?:\s+\w+){1,4}?)?\s*'
+ABOUT = r'(?:\s+(?:choice|option))?(?:\s+(?:to|for|among|from|of)(?:\s+\w+){1,4}?)?\s*'  # 'choice', 'to this question'
 POINTS = r'=>|[-=]>|[\u2190-\u21ff]'  # arrows
 ENDING = (
     r'(?P<commits>\bis\b|\b(?:would|must|should|has\s+to)\s+be\b)|"?:|\s[-\u2013\u2014]\s|'
     rf'\s*(?:{POINTS}|=)'
 )
-BEST = re.compile(rf'[Bb](?i:est\s+answer{ABOUT}(?:{ENDING}))')  # searching is fast with a leading character class
-OTHER = re.compile(
-    rf'(?:\banswer|\b(?:correct|right|best|final)\s+(?:option|choice)){ABOUT}(?:{ENDING})|'
-    r"\bI(?:'d|'ll|\s+would|\s+will)?\s+(?:choose|pick|select|go\s+(?:with|for))\b|<answer>|\\boxed",
-    re.IGNORECASE,
-)
-# Matches 'Option B is correct' and 'so C is the best answer', but not 'if B is ...' or 'vitamin C is ...'.
+# 'The best answer is'; searching is fast with a leading character class.
+BEST = re.compile(rf'[Bb](?i:est\s+answer{ABOUT}(?:{ENDING}))')
+# 'The answer is', 'the right option is'
+ANSWER_IS = rf'(?:\banswer|\b(?:correct|right|best|final)\s+(?:option|choice)){ABOUT}(?:{ENDING})'
+# "I'd go with"
+I_CHOOSE = r"\bI(?:'d|'ll|\s+would|\s+will)?\s+(?:choose|pick|select|go\s+(?:with|for))\b"
+OTHER = re.compile(rf'{ANSWER_IS}|{I_CHOOSE}|<answer>|\\boxed', re.IGNORECASE)
+# Statements that begin with the letter: 'Option B is correct' and 'so C is the best answer', but not 'if B is ...' or
+# 'vitamin C is ...'.
+START_OF_CLAUSE = r'(?:^|[.,]\s|\b(?i:so|that|think|believe|thus|therefore)\s)'
 BEFORE = re.compile(
-    r'(?:^|[.,]\s|\b(?i:so|that|think|believe|thus|therefore)\s)(?P<noun>(?i:option|choice|answer)\s+|(?=\())?'
+    rf'{START_OF_CLAUSE}(?P<noun>(?i:option|choice|answer)\s+|(?=\())?'
     r'\(?(?P<letter>[A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best)(?P<answer>\s+(?:answer|option|choice))?',
     re.MULTILINE,
 )
 
+# The letter of a statement, and what is around it: ' therefore option (B)'.
 FILLER = r'[\s:"\'(\[{]|[-\u2013\u2014>#]\s|\\boxed|\b(?:therefore|thus|(?:most\s+)?\w+ly)\b|' + POINTS
 CLOSE = r'(?P<close>(?:[)\]}]|["\'](?!\w))*)'
 NOUN = r'(?:the\s+)?\b(?:option|choice|letter|answer)\b'
 LETTER = re.compile(rf'(?:{FILLER})*+(?P<noun>(?i:{NOUN}))?(?:{FILLER})*+(?P<letter>[A-Za-z]){CLOSE}')
 # Follows a letter that is part of a word, a formula or a name: 'e.g.', 'B12', 'C++', "A's", 'D-glucose', 'B = 5'.
 PART = re.compile(r"[\w+#^\\]|\.[A-Za-z](?!\w)|[-']\w|\s*[=<>]")
+# Another letter joined to it: ' or B', ', and (C)', '/D'.
 JOINED = re.compile(rf'\s*(?:(?:\b(?:and|or)\b|[&/,])\s*)+(?:(?:option|choice)\s+)?["(]*(?P<letter>[A-Za-z]){CLOSE}')
-OPEN_END = re.compile(r'[\s,.]*\bor\b', re.IGNORECASE)
-ANOTHER = re.compile(r'\b(?:and|or)\s+\(([A-Z])\)')
+OPEN_END = re.compile(r'[\s,.]*\bor\b', re.IGNORECASE)  # 'B. Or C.'
+ANOTHER = re.compile(r'\b(?:and|or)\s+\(([A-Z])\)')  # 'Paris and (C)'
 REASON = r'(?:because|since|as|due)\b'
 
 # What stands for the letter in an instruction. Models, above all young ones, repeat its sentence after their answer.
 LEAD = r'(?:[\s:"\'(\[{<]|\\boxed)*+'
 BLANK = r'(?i:letter|answer|option|choice|label|insert|your|here|placeholder|blank)'
 NO_LETTER = r'(?!\s*["\'(\[:]*\s*[A-WZ]\b)'  # no letter of an option follows
-UNKNOWN = re.compile(rf'{LEAD}(?P<letter>[XY](?!{PART})|[xy](?=["\')\]}}>]*\s*(?:$|\n|[.,:!])))')
+UNKNOWN = re.compile(  # 'X', '(x)'
+    rf'{LEAD}(?P<letter>[XY](?!{PART})|[xy](?=["\')\]}}>]*\s*(?:$|\n|[.,:!])))'
+)
 PLACEHOLDERS = (
     # nothing at the end of the generation, '...', '?', '[]'
     rf'{LEAD}(?:\.?\s*\Z|\.\s|\.\.|\u2026|_|\?|[\])}}>])',
@@ -77,12 +84,14 @@ PLACEHOLDERS = (
     r'["\'](?!\s*[(\[]?[A-Za-z]\b)',
 )
 PLACEHOLDER = re.compile('|'.join(PLACEHOLDERS))
+# 'A, B, C or D'
 SEVERAL = re.compile(r'[\s:"\'(\[{]*[A-Z](?:\)?\s*(?:[/|,]|\bor\b|\band\b)+\s*(?:or\s+|and\s+)?\(?[A-Z]\b)+')
 CLAUSE_END = re.compile(rf'[.;,]\s|\n|\b{REASON}')
 # Must follow a bare 'A', 'I' or lower-case letter, which is otherwise an article, a pronoun or a name.
 STANDS = re.compile(rf'\s*(?:$|\n|[.,:!])|\s+{REASON}')
-BULLET = re.compile(rf'\s*(?:(?:[-\u2013\u2014>#]+|{POINTS})\s+)+')
-CAPITAL_STANDS = re.compile(r'\s*\(|\s+[-\u2013\u2014]\s')
+CAPITAL_STANDS = re.compile(r'\s*\(|\s+[-\u2013\u2014]\s')  # 'A (Paris)', 'A - Paris'
+BULLET = re.compile(rf'\s*(?:(?:[-\u2013\u2014>#]+|{POINTS})\s+)+')  # '- ', '## '
+# What may follow the text of an option: its letter, then the end of the sentence or a reason.
 AFTER_TEXT = re.compile(rf'["}})]*\s*(?:\((?P<letter>[a-z])\))?(?:$|[.!](?:\s|$)|,?\s*{REASON})')
 
 

@@ -11,12 +11,13 @@ from llmfoundry_gauntlet.scoring.math_forms import NUMBER, forms_of
 BOX = re.compile(r'\\(?:boxed|fbox)(?![A-Za-z])\s*')
 OPENED_BOX = re.compile(r'\s*\\(?:boxed|fbox)\s*(?=\{)')
 BRACES = re.compile(r'\\.|[{}]', re.DOTALL)
-UNBRACED = re.compile(r'-?\d+(?:[.,]\d+)*|-?[A-Za-z](?![A-Za-z])|-?\\[A-Za-z]+')
-HIDDEN = re.compile(r'\\[hv]?phantom\s*\{[^{}]*\}|\\[,;:! ]|\\q?quad')
+UNBRACED = re.compile(r'-?\d+(?:[.,]\d+)*|-?[A-Za-z](?![A-Za-z])|-?\\[A-Za-z]+')  # \boxed 5, \boxed x, \boxed\pi
+HIDDEN = re.compile(r'\\[hv]?phantom\s*\{[^{}]*\}|\\[,;:! ]|\\q?quad')  # \phantom{5}
+# 'Either of the two is accepted.'
 EITHER = re.compile(r'\beither\b.{0,60}\b(?:accepted|acceptable|correct)\b', re.IGNORECASE | re.DOTALL)
 
 # What instructions write into a box in place of an answer, besides the words of the prompt that was asked.
-BLANK = re.compile(r'(?:[.?\s]|\\(?:[lc]?dots|square|box)(?![a-z]))*')
+BLANK = re.compile(r'(?:[.?\s]|\\(?:[lc]?dots|square|box)(?![a-z]))*')  # ..., \square
 FONTS = re.compile(  # \text, \mathbf, \langle, \_
     r'\\(?:text[a-z]*|math[a-z]+|emph|underline|mbox|hbox|bm|boldsymbol|operatorname\*?|hspace\*?\s*\{[^{}]*\})(?![A-Za-z])'
     r'|\\[lr]angle(?![A-Za-z])|\\(?=[_"\'])|[_~]'
@@ -28,7 +29,7 @@ PLACEHOLDER = re.compile(  # your final answer here
 QUOTES = ' \t\n{}[]()<>"\'`*$.:\u2026\u201c\u201d\u2018\u2019\u00ab\u00bb'
 
 # What may stand between two boxes of one answer. Ends of rows become ampersands, then marks without meaning go.
-ROW_END = re.compile(r'\\\\(?:\s*\[[^\[\]]*\])?|\\(?:cr|newline)(?![A-Za-z])')
+ROW_END = re.compile(r'\\\\(?:\s*\[[^\[\]]*\])?|\\(?:cr|newline)(?![A-Za-z])')  # \\, \\[2mm], \cr
 MARKS = re.compile(
     r'\$|\\[()\[\],;:! ]|\\(?:q?quad|displaystyle|left\.?|right\.?)(?![A-Za-z])|[{}~*]'
     r'|\\(?:text(?:rm|bf|it|normal)?|mbox|hbox|mathrm)\s*(?=\{)|\^\s*\{?\s*\\circ(?![A-Za-z])|\\%'

@@ -241,7 +241,7 @@ Algebra = Callable[[str, str], bool]
 @lru_cache(maxsize=65536)
 def one_spelling(text: str) -> str:
     """Normalize an answer's LaTeX: no spacing and fonts, every argument in braces, texts as \\text{...}."""
-    # Characters outside ASCII, and the dollar signs of formulas; \\$ is one of money.
+    # Characters outside ASCII, and the dollar signs of formulas; \$ is one of money.
     text = text.translate(CHARACTERS).replace('\\$', r'\money ').replace('$', ' ')
     text = re.sub(r'(?<!\\)\\[()\[\]]', ' ', text)
 
@@ -320,7 +320,7 @@ def with_braces(text: str) -> str:
         built.append(text[place : command.end()])
         place = command.end()
 
-        # The index of a root, as in \\sqrt[3]{8}.
+        # The index of a root, as in \sqrt[3]{8}.
         index = re.compile(r'\s*\[[^\[\]{}]*\]').match(text, place)
         if command[1] == 'sqrt' and index:
             built.append(index[0].strip())
@@ -392,17 +392,17 @@ def split_outside(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[
     marks: list[str] = []
     start_of_piece = 0
     end_of_brackets = 0
-    for found in token.finditer(text):
-        if found.start() < end_of_brackets:
+    for match in token.finditer(text):
+        if match.start() < end_of_brackets:
             continue
-        if found['open']:
-            end = text.rfind('\\end') if found['open'] == '\\begin' else closing(text, found.start())
-            is_closed = end is not None and end >= found.start()
-            end_of_brackets = end + 1 if end is not None and is_closed else len(text)
-        elif found['mark']:
-            pieces.append(text[start_of_piece : found.start()])
-            marks.append(found['mark'])
-            start_of_piece = found.end()
+        if match['open']:
+            end = text.rfind('\\end') if match['open'] == '\\begin' else closing(text, match.start())
+            # What is not closed goes on to the end.
+            end_of_brackets = len(text) if end is None or end < match.start() else end + 1
+        elif match['mark']:
+            pieces.append(text[start_of_piece : match.start()])
+            marks.append(match['mark'])
+            start_of_piece = match.end()
     if len(pieces) >= MAX_PARTS:
         return [text], []
     return [*pieces, text[start_of_piece:]], marks
@@ -494,7 +494,7 @@ def relation(text: str, pieces: list[str], marks: list[str], depth: int) -> Form
     """Return a labelled value or set, the interval that an inequality describes, or else a relation."""
     sides = [piece.strip() for piece in pieces]
 
-    # x = 5, x \\in (1,2), and y = 2 + 3 = 5, whose last side is the value.
+    # x = 5, x \in (1,2), and y = 2 + 3 = 5, whose last side is the value.
     is_label = [bool(LABEL.fullmatch(side)) for side in sides]
     names_last = set(marks) <= {'=', '\\in'} and is_label[0] and not any(is_label[1:-1])
     if names_last and sides[-1] and not occurs_in(sides[0], sides[-1]):
@@ -737,7 +737,7 @@ def without_unit(text: str) -> tuple[str, str]:
     money = MONEY.fullmatch(text)
     if money is not None:
         sign, amount = money.groups()
-        with_unit = UNIT_TEXT.fullmatch(amount) or UNIT_WORDS.fullmatch(amount)  # \\$5 per hour
+        with_unit = UNIT_TEXT.fullmatch(amount) or UNIT_WORDS.fullmatch(amount)  # \$5 per hour
         return sign + (with_unit['core'] if with_unit else amount), '$'
 
     for suffix, unit in (('%', '%'), ('\\degree', DEGREE)):

@@ -18,8 +18,9 @@ from llmfoundry_gauntlet.types import Reasoning, ReasoningMarkers, StopRule
 UNFINISHED_REASONING = 'its reasoning does not end'
 
 TAGS = ('think', 'thinking', 'thought', 'reasoning', 'seed:think', 'longcat_think')
+IN_TAGS = tuple(ReasoningMarkers(f'<{tag}>', f'</{tag}>') for tag in TAGS)
 KNOWN_MARKERS = (
-    *(ReasoningMarkers(f'<{tag}>', f'</{tag}>') for tag in TAGS),
+    *IN_TAGS,
     ReasoningMarkers('[THINK]', '[/THINK]'),  # Magistral
     ReasoningMarkers('<|begin_of_thought|>', '<|end_of_thought|>'),  # OpenThinker, Sky-T1
     ReasoningMarkers('<|START_THINKING|>', '<|END_THINKING|>'),  # Command A

@@ -36,10 +36,13 @@ SIGN = re.compile(
     r'\U0001f000-\U0001faff]'
 )
 ARROWS = re.compile(r'\A\s*[\u2190-\u21ff]+|[\u2190-\u21ff]+\s*\Z')  # at an end
-# Letters in a circle or square, and full-width characters, with the ASCII ones that they stand for.
+# The A of letters in a square, in filled circles and squares, and of flags.
+LETTERS_IN_SHAPES = (0x1F130, 0x1F150, 0x1F170, 0x1F1E6)
+FIRST_FULL_WIDTH, NUM_FULL_WIDTH = 0xFF01, 94  # an exclamation mark, and what follows it in ASCII
+# The ASCII characters that these stand for.
 PLAIN_LETTERS = {
-    **{first + place: chr(65 + place) for first in (0x1F130, 0x1F150, 0x1F170, 0x1F1E6) for place in range(26)},
-    **{0xFF01 + place: chr(0x21 + place) for place in range(94)},
+    **{first + index: chr(ord('A') + index) for first in LETTERS_IN_SHAPES for index in range(26)},
+    **{FIRST_FULL_WIDTH + index: chr(ord('!') + index) for index in range(NUM_FULL_WIDTH)},
 }
 
 

@@ -196,12 +196,12 @@ def quantity_of(gold: str) -> Quantity | None:
 
 def without_number_markup(text: str) -> str:
     """Return a text without the markup that LaTeX and Markdown put around a number."""
-    # Fonts: \\text{5}, $5$, **5**.
+    # Fonts: \text{5}, $5$, **5**.
     text = WRAPPED.sub(r'\1', text)
     text = INLINE.sub(r'\2', text)
     text = BOLD.sub(r'\2', text)
 
-    # Fractions; a mixed number, 1\\frac{1}{2}, is two numbers.
+    # Fractions; a mixed number, 1\frac{1}{2}, is two numbers.
     text = re.sub(r'(?<=\d)(?=\s*\\[dt]?frac)', ' ', text)
     text = FRACTION.sub(r'\1/\2', text)
 

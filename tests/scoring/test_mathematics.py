@@ -577,12 +577,13 @@ def test_matrices_of_the_golds_are_right_in_other_notation(rows: list[dict[str, 
 
 def as_inequality(interval: str) -> str:
     """Return an interval's inequality; a set stays."""
-    found = re.fullmatch(r'\s*([(\[])(.*),(.*)([)\]])\s*', interval)
-    if not found:
+    ends = re.fullmatch(r'\s*([(\[])(.*),(.*)([)\]])\s*', interval)
+    if ends is None:
         return rf'x \in {interval}'
+    opening, low, high, closing = ends.groups()
     signs = {'(': '<', ')': '<', '[': r'\le ', ']': r'\le '}
-    left = '' if found[2].strip() == r'-\infty' else f'{found[2]} {signs[found[1]]}'
-    right = '' if found[3].strip() == r'\infty' else f'{signs[found[4]]} {found[3]}'
+    left = '' if low.strip() == r'-\infty' else f'{low} {signs[opening]}'
+    right = '' if high.strip() == r'\infty' else f'{signs[closing]} {high}'
     return f'{left} x {right}'
 
 

@@ -166,10 +166,10 @@ def one_part_more(gold: str, form: Form, _: random.Random) -> str | None:
 
 
 def swapped_columns(gold: str, _: Form, __: random.Random) -> str | None:
-    found = re.fullmatch(r'(\\begin\{pmatrix\})(.*?)\\\\(.*?)((?:\\\\.*)?\\end\{pmatrix\})', gold, re.DOTALL)
-    if not found or found[2].split() == found[3].split():
+    rows = re.fullmatch(r'(\\begin\{pmatrix\})(.*?)\\\\(.*?)((?:\\\\.*)?\\end\{pmatrix\})', gold, re.DOTALL)
+    if rows is None or rows[2].split() == rows[3].split():
         return None
-    return f'{found[1]}{found[3]}\\\\{found[2]}{found[4]}'
+    return f'{rows[1]}{rows[3]}\\\\{rows[2]}{rows[4]}'
 
 
 def another_word(_: str, form: Form, rng: random.Random) -> str | None:

@@ -107,8 +107,8 @@ def test_a_prompt_may_open_the_reasoning(prompt: str, expected: bool):
     ],
 )
 def test_a_stop_in_the_reasoning_is_none(text: str, stops: StopRule, shown: str, expected: str | None):
-    found = read_generation(text, stops, Reasoning(markers=KNOWN_MARKERS))
-    assert (found.text, found.answer) == (shown, expected)
+    reading = read_generation(text, stops, Reasoning(markers=KNOWN_MARKERS))
+    assert (reading.text, reading.answer) == (shown, expected)
 
 
 def test_other_marks_replace_the_known_ones():
@@ -122,5 +122,5 @@ def test_other_marks_replace_the_known_ones():
 
 
 def test_without_reasoning_all_of_a_generation_is_its_answer():
-    found = read_generation('<think>A\n</think>B', LINE, None)
-    assert (found.text, found.answer) == ('<think>A', '<think>A')
+    reading = read_generation('<think>A\n</think>B', LINE, None)
+    assert (reading.text, reading.answer) == ('<think>A', '<think>A')

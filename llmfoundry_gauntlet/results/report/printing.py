@@ -343,8 +343,10 @@ def difference_table(
             cells = [*difference, *scores] if difference_first else [*scores, *difference]
             rows.append(TableRow(name=name, cells=cells, is_bold=kind == 'composites'))
         parts.append(by_size(rows, 0 if difference_first else 2))
-    every = {name: one for group in comparison.groups.values() for name, one in group.items()}
-    notes = absences((name, one.difference) for name, one in every.items())
+    differences = {
+        name: compared.difference for group in comparison.groups.values() for name, compared in group.items()
+    }
+    notes = absences(differences.items())
     composites = comparison.groups['composites']
     shares = {name: variance_shares(composites[name].difference) for name in comparison.averages if name in composites}
     return Table(
@@ -405,39 +407,39 @@ def difference_record(compared: Difference, record_of: Callable[[Measure], dict[
     return {**measures, **{key: getattr(compared, key) for key in DIFFERENCE_KEYS}}
 
 
-def print_trends(found: Trends, form: str = 'table') -> None:
+def print_trends(trends: Trends, form: str = 'table') -> None:
     """Print the trend of each score over the checkpoints of a run, as a table or as 'markdown', 'csv' or 'json'.
 
     With CSV and JSON, slopes are per batch.
     """
     records = {}
-    for name, trend in found.trends.items():
+    for name, trend in trends.trends.items():
         records[name] = {
             'slope': measure_record(trend.slope),
             'noise': trend.noise,
             'signal_to_noise': trend.signal_to_noise,
         }
     rows = [{'name': name, **flat(record)} for name, record in records.items()]
-    print_tables(form, [trends_table(found)], rows, records)
+    print_tables(form, [trends_table(trends)], rows, records)
 
 
-def trends_table(found: Trends) -> Table:
+def trends_table(trends: Trends) -> Table:
     """Return a row for each score, the steepest first."""
-    first, last = found.batches[0], found.batches[-1]
+    first, last = trends.batches[0], trends.batches[-1]
     unit = min(BATCHES, last - first)  # no slope beyond the batches that were seen
     tasks: list[TableRow] = []
     composites: list[TableRow] = []
-    for name, trend in found.trends.items():
+    for name, trend in trends.trends.items():
         p = p_value(trend.slope)
         is_clear = p is not None and p < CLEAR
         slope = trend.slope if trend.slope.value is None else weighted_sum([trend.slope], [unit])
         cells: list[Cell] = [slope, trend.noise, trend.signal_to_noise if is_clear else None]
-        if name in found.composites:
+        if name in trends.composites:
             composites.append(TableRow(name=name, cells=cells, is_bold=True))
         else:
             tasks.append(TableRow(name=name, cells=cells))
     return Table(
-        title=f'slope per {unit} batches over {len(found.batches)} checkpoints, ba{first} to ba{last}',
+        title=f'slope per {unit} batches over {len(trends.batches)} checkpoints, ba{first} to ba{last}',
         columns=[
             Column('slope', SIGNED, with_error=True),
             Column('noise'),
@@ -445,8 +447,8 @@ def trends_table(found: Trends) -> Table:
         ],
         parts=[by_size(tasks, 0), by_size(composites, 0)],
         legend=TREND_LEGEND,
-        notes=absences((name, trend.slope) for name, trend in found.trends.items()),
-        warnings=found.warnings,
+        notes=absences((name, trend.slope) for name, trend in trends.trends.items()),
+        warnings=trends.warnings,
     )
 
 
@@ -485,10 +487,10 @@ def targets_table(estimate: Estimate) -> Table:
     columns += [Column(name, '{:.4f}'.format) for name in ('error', 'MDE')]
     rows = [
         TableRow(
-            name=f'{100 * one.share:g}%' if one.share else 'all items',
-            cells=[one.num_items, one.seconds, one.standard_error, one.detectable],
+            name=f'{100 * target.share:g}%' if target.share else 'all items',
+            cells=[target.num_items, target.seconds, target.standard_error, target.detectable],
         )
-        for one in estimate.targets
+        for target in estimate.targets
     ]
     title = f'Subsets by --precision-target, for {estimate.average}'
     return Table(title=title, columns=columns, parts=[rows], name='target', legend=TARGETS_LEGEND)

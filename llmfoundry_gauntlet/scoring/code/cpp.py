@@ -74,11 +74,13 @@ ALL_CLOSE = (
     'std::equal(a.begin(), a.end(), b.begin(), [](double a, double b) { return std::abs(a - b) < 1e-4; })'
 )
 EQUAL_TYPES = (
+    # single values
     'std::string',
     'char',
     'int',
     'long long',
     'bool',
+    # containers
     'std::vector<std::string>',
     'std::vector<int>',
     'std::vector<std::vector<int>>',
@@ -127,17 +129,20 @@ def build_problem(program: Program, sandbox: Sandbox) -> CompiledProblem:
     test = TEST.format(prelude=program.prelude, test=test_of(program, signature.returns), **parts)
     server = SERVER.format(prelude=program.prelude, **parts)
     deadline = time.monotonic() + BUILD_SECONDS
+
+    def built(name: str, source: str, options: str) -> bytes | None:
+        """Return the compiled source, None if it does not compile. Raise Undecided on a timeout."""
+        return run_script(
+            f'{COMPILER} {COMMON} {options} "$FILES/{name}.cpp" -o "$TMPDIR/built" && cat "$TMPDIR/built"',
+            (*header_mounts(sandbox), runner('remote.hpp')),
+            {f'{name}.cpp': source.encode(errors='replace')},
+            sandbox,
+            deadline,
+        )
+
     try:
-        built_test, built_server = [
-            run_script(
-                f'{COMPILER} {COMMON} {options} "$FILES/{name}.cpp" -o "$TMPDIR/built" && cat "$TMPDIR/built"',
-                (*header_mounts(sandbox), runner('remote.hpp')),
-                {f'{name}.cpp': source.encode(errors='replace')},
-                sandbox,
-                deadline,
-            )
-            for name, source, options in (('test', test, WITH_CALLS), ('server', server, f'{WITH_CALLS} -c'))
-        ]
+        built_test = built('test', test, WITH_CALLS)
+        built_server = built('server', server, f'{WITH_CALLS} -c')
     except Undecided as reason:
         raise CannotRun(f'the test: {reason}') from None
     if built_test is None or built_server is None:
@@ -154,14 +159,18 @@ def test_of(program: Program, returns: str) -> str:
         return program.test
     overloads = [SAME.format(type=kind, test='a == b') for kind in EQUAL_TYPES]
     overloads += [SAME.format(type=kind, test=test) for kind, test in CLOSE_TYPES.items()]
-    bare = returns.replace(' ', '').replace('std::', '')
-    known = bare in {kind.replace(' ', '').replace('std::', '') for kind in (*EQUAL_TYPES, *CLOSE_TYPES, 'float')}
-    check = KNOWN_CHECK if known else EQUAL_CHECK
-    checks = [
-        check.format(call=f'{program.target}({given})', wanted=wanted, returns=returns)
-        for given, wanted in program.pairs
-    ]
+
+    known_types = {without_namespace(kind) for kind in (*EQUAL_TYPES, *CLOSE_TYPES, 'float')}
+    check = KNOWN_CHECK if without_namespace(returns) in known_types else EQUAL_CHECK
+    checks = []
+    for given, wanted in program.pairs:
+        checks.append(check.format(call=f'{program.target}({given})', wanted=wanted, returns=returns))
     return PAIRS.format(overloads='\n'.join(overloads), checks='\n'.join(checks))
+
+
+def without_namespace(kind: str) -> str:
+    """Return a type without spaces and the name of the standard namespace."""
+    return kind.replace(' ', '').replace('std::', '')
 
 
 def run_script(

@@ -18,13 +18,15 @@ MAX_LINE_CHARACTERS = 1000
 LONG_PARTS = re.compile(r'```|~~~|"""|\'\'\'|/\*')
 # A line at the left margin that may belong to a program: a comment, a definition, an assignment or another statement.
 ASSIGNMENT = r'(?!\d)[\w.,\[\]"\'() \t*]+[-+*/%|&^@<>]{0,2}=(?!=)'
+SIGN_OR_COMMA = r'[#@)\]}]|.*,[ \t]*\Z'  # a comment, a decorator, the rest of a call
+STATEMENT = r'(?:async|class|def|import|return|raise|assert|pass|print|yield|del|global|nonlocal|try|else|finally)\b'
+FROM_IMPORT = r'from[ \t]+[\w.]+[ \t]+import\b'
+HEAD_OF_BLOCK = (
+    r'(?:for|if|while|with|elif|except|match|case)\b.*:[ \t]*(?:#.*)?\Z'  # words of prose, too, so the colon counts
+)
+CALL = r'(?!\d)[\w.]+\('
 CODE = {
-    PYTHON: re.compile(
-        r'[#@)\]}]|.*,[ \t]*\Z'
-        r'|(?:async|class|def|import|return|raise|assert|pass|print|yield|del|global|nonlocal|try|else|finally)\b'
-        r'|from[ \t]+[\w.]+[ \t]+import\b|(?:for|if|while|with|elif|except|match|case)\b.*:[ \t]*(?:#.*)?\Z'
-        rf'|(?!\d)[\w.]+\(|{ASSIGNMENT}'
-    ),
+    PYTHON: re.compile(rf'{SIGN_OR_COMMA}|{STATEMENT}|{FROM_IMPORT}|{HEAD_OF_BLOCK}|{CALL}|{ASSIGNMENT}'),
     CPP: re.compile(rf'.*(?:[;{{}}()#]|//|,[ \t]*\Z)|{ASSIGNMENT}'),
     JAVASCRIPT: re.compile(rf'.*(?:[;{{}}()]|//|,[ \t]*\Z)|{ASSIGNMENT}'),
 }
@@ -42,8 +44,9 @@ def is_digression(text: str, language: str, *, continues_line: bool) -> bool:
         return False
     num_lines = num_other_lines = 0
     *finished, last = text.split('\n')
-    for place, line in enumerate(finished):
-        if not line.strip() or line[0].isspace() or (continues_line and place == 0):
+    for index, line in enumerate(finished):
+        is_indented = line[:1].isspace()
+        if not line.strip() or is_indented or (continues_line and index == 0):
             continue
         if CODE[language].match(line):
             num_lines = num_other_lines = 0

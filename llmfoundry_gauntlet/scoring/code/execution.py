@@ -77,8 +77,8 @@ def workers() -> ThreadPoolExecutor:
     Threads live as long as the process: a sandbox dies with the thread that started it.
     """
     num_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', '1'))
-    count = max(1, len(os.sched_getaffinity(0)) // max(1, num_ranks))
-    return ThreadPoolExecutor(max_workers=count, thread_name_prefix='program')
+    num_threads = max(1, len(os.sched_getaffinity(0)) // max(1, num_ranks))
+    return ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix='program')
 
 
 def submit(run: Callable[..., Result], *arguments: Any) -> Future[Result]:
@@ -152,9 +152,15 @@ class TestServer:
             after_failure.callback(self._pipes.close_all)
             tests, self._tests = self._pipes.make()
             self._outcomes, outcomes = self._pipes.make()
-            pairs = [(*self._pipes.make(), *self._pipes.make()) for _ in range(NUM_TESTS)]
-            self._ends = [(calls, results) for calls, _, _, results in pairs]
-            theirs = [outcomes, *(end for _, calls, results, _ in pairs for end in (calls, results))]
+
+            # A pipe for the calls of each test, and one for their results: the ends of its completion, and the others.
+            self._ends: list[tuple[int, int]] = []
+            theirs = [outcomes]
+            for _ in range(NUM_TESTS):
+                calls, calls_of_test = self._pipes.make()
+                results_for_test, results = self._pipes.make()
+                self._ends.append((calls, results))
+                theirs += [calls_of_test, results_for_test]
             command = self._command(TESTS, *theirs, num_tests=NUM_TESTS)
             self._running = sandbox.start(command, stdin=tests, pass_fds=theirs)
             after_failure.pop_all()
@@ -165,8 +171,11 @@ class TestServer:
     def is_usable(self) -> bool:
         """Return whether it is alive and accepts another test."""
         is_idle = time.monotonic() - self._last_used > IDLE_SECONDS
-        is_alive = self.close.alive and not is_idle and self._running.process.poll() is None
-        return is_alive and (self._waiting[0].is_usable if self._waiting else bool(self._ends))
+        if not self.close.alive or is_idle or self._running.process.poll() is not None:
+            return False
+        if self._waiting:
+            return self._waiting[0].is_usable
+        return bool(self._ends)
 
     def start_completion(self, program: dict[str, Any]) -> Running:
         """Return the process of the next test's completion; the caller must stop it. Raise OSError."""
@@ -188,10 +197,10 @@ class TestServer:
         if self.num_run > 1:  # further programs are likely
             while self._ends and len(self._waiting) < NUM_WAITING:
                 self._start_waiting()
-        said = wait_for_line(self._outcomes, self._running, deadline)
+        line = wait_for_line(self._outcomes, self._running, deadline)
         self._running.check_started()
         self._last_used = time.monotonic()
-        return said
+        return line
 
     def _start_waiting(self) -> None:
         """Start a process for the next completion ahead of time."""
@@ -211,8 +220,9 @@ def write_line(descriptor: int, message: dict[str, Any]) -> None:
 def end_processes(tests: Running, waiting: list[Waiting], pipes: Pipes) -> None:
     """End the processes and close their pipes."""
     pipes.close_all()
-    for running in (tests, *(one.running for one in waiting)):
-        running.stop()
+    tests.stop()
+    for completion in waiting:
+        completion.running.stop()
 
 
 def server_for(interpreter: Interpreter, sandbox: Sandbox) -> TestServer:
@@ -228,28 +238,28 @@ def server_for(interpreter: Interpreter, sandbox: Sandbox) -> TestServer:
 
 def wait_for_line(descriptor: int, running: Running, deadline: float) -> bytes:
     """Return a process's output up to the end of a line or of the process. Raise Undecided on a timeout."""
-    said = b''
+    output = b''
     ended = os.pidfd_open(running.process.pid)
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         poll.register(ended, select.POLLIN)  # a child forked by another thread may hold the pipe open
-        while not said.endswith(b'\n'):
+        while not output.endswith(b'\n'):
             left = deadline - time.monotonic()
             ready = dict(poll.poll(left * 1000)) if left > 0 else {}
             if not ready:
                 raise Undecided(LATE)
             if ready.get(descriptor, 0) & select.POLLIN:
-                said += os.read(descriptor, MAX_LINE)
+                output += os.read(descriptor, MAX_LINE)
             elif ended in ready:
                 break
-            if len(said) > MAX_LINE:
+            if len(output) > MAX_LINE:
                 raise Undecided('the test said too much')
             if ready.get(descriptor) == select.POLLHUP:
                 poll.unregister(descriptor)
     finally:
         os.close(ended)
-    return said
+    return output
 
 
 def check_completion(program: Program, completion: str, sandbox: Sandbox, *, seconds: float = SECONDS) -> Outcome:
@@ -291,15 +301,15 @@ def check_script(program: Program, code: str, interpreter: Interpreter, sandbox:
         try:
             running = server.start_completion({'code': code, 'target': program.target})
             try:
-                said = server.run(test, deadline)
+                line = server.run(test, deadline)
                 running.check_started()
             finally:
                 running.stop()
         except (Undecided, OSError):
             server.close()
             raise
-        if said:
-            outcome = json.loads(said)
+        if line:
+            outcome = json.loads(line)
             return Outcome(outcome['passed'], outcome['reason'])
         server.close()
         if is_fresh:  # otherwise an earlier test may have broken the process: retry with a new one
@@ -314,17 +324,23 @@ def check_cpp(program: Program, code: str, sandbox: Sandbox, seconds: float) -> 
     with contextlib.ExitStack() as stack:
         pipes = Pipes()
         stack.callback(pipes.close_all)
-        (calls, their_calls), (their_results, results) = pipes.make(), pipes.make()
-        both = []
-        for image, *ends in ((completion, calls, results), (problem.test, their_calls, their_results)):
+        calls, calls_of_test = pipes.make()
+        results_for_test, results = pipes.make()
+
+        def start(image: bytes, *ends: int) -> Running:
+            """Start an executable, which alone has these ends of pipes from then on."""
             command = cpp_command(stack.enter_context(file_in_memory(image)), *ends)
-            both.append(stack.enter_context(started(sandbox, command, pass_fds=ends)))
+            running = stack.enter_context(started(sandbox, command, pass_fds=ends))
             pipes.close(*ends)
+            return running
+
+        running_completion = start(completion, calls, results)
+        running_test = start(problem.test, calls_of_test, results_for_test)
         try:
-            status = both[-1].wait(deadline - time.monotonic())
+            status = running_test.wait(deadline - time.monotonic())
         except subprocess.TimeoutExpired:
             raise Undecided(LATE) from None
-        for running in both:
-            running.check_started()
+        running_completion.check_started()
+        running_test.check_started()
         reason = STATUSES.get(abs(status), f'the test ended with status {status}')
         return Outcome(status == 0, reason if status else None)

@@ -148,7 +148,7 @@ def masked(text: str, language: str) -> str:
     macros are blank, as they need not close.
     """
     if language == CPP:  # its lexer takes quadratic time for blank lines
-        text = BLANK_LINES.sub(lambda found: '\n' + ' ' * (len(found[0]) - 2) + '\n', text)
+        text = BLANK_LINES.sub(lambda lines: '\n' + ' ' * (len(lines[0]) - 2) + '\n', text)
     parts = []
     for _, kind, value in lexer_of(language).get_tokens_unprocessed(text):
         if kind in Comment.Preproc:
@@ -165,7 +165,7 @@ def masked(text: str, language: str) -> str:
 @functools.lru_cache(maxsize=64)
 def top_lines(code: str, language: str) -> tuple[int, ...]:
     """Return where lines of masked code begin at the left margin, outside brackets, with a statement of their own."""
-    found = []
+    starts = []
     depth = 0
     is_continued = False
     for start, line in lines_with_starts(code):
@@ -174,12 +174,12 @@ def top_lines(code: str, language: str) -> tuple[int, ...]:
             depth = 0
         is_statement = bool(line.strip()) and not line[0].isspace() and not CONTINUES[language].match(line)
         if is_statement and depth == 0 and (restarts or not is_continued):
-            found.append(start)
+            starts.append(start)
         for bracket in BRACKETS.findall(line):
             # A bracket that closes nothing is prose, or the end of the function that the prompt began.
             depth = depth + 1 if bracket in '([{' else max(0, depth - 1)
         is_continued = line.rstrip('\n').endswith('\\')
-    return tuple(found)
+    return tuple(starts)
 
 
 def lines_with_starts(text: str) -> Iterator[tuple[int, str]]:

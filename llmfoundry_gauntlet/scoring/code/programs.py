@@ -189,7 +189,8 @@ def make_program(
 ) -> Program:
     """Split a problem into its parts. If the prompt starts no function, `entry_point` is the one to write."""
     prelude, function = '', entry_point
-    if begun := functions(language, prompt):
+    begun = functions(language, prompt)
+    if begun:  # the last one is to be completed, those before it are helpers
         prelude, function = prompt[: begun[-1].start], begun[-1].name
     return Program(
         language=language,
@@ -205,13 +206,14 @@ def make_program(
 
 def functions(language: str, text: str) -> list[Begun]:
     """Return all functions that begin at the start of a line."""
-    found = LANGUAGES[language].begins.finditer(text)
-    if language == CPP:
-        return [
-            Begun(match.start(), match['name'], bare_type(match['returns']), match['parameters'].strip())
-            for match in found
-        ]
-    return [Begun(match.start(), next(filter(None, match.groups()))) for match in found]
+    begun = []
+    for match in LANGUAGES[language].begins.finditer(text):
+        if language == CPP:
+            returns, parameters = bare_type(match['returns']), match['parameters'].strip()
+            begun.append(Begun(match.start(), match['name'], returns, parameters))
+        else:
+            begun.append(Begun(match.start(), next(filter(None, match.groups()))))
+    return begun
 
 
 def signature_of(program: Program) -> Begun:
@@ -229,21 +231,27 @@ def bare_type(text: str) -> str:
 
 def split_parameters(text: str) -> list[str]:
     """Return the parameters; their types may contain commas."""
-    parts, depth, start = [], 0, 0
-    for place, letter in enumerate(text):
-        depth += (letter in '<{[') - (letter in '>}]')
+    parameters = ['']
+    depth = 0
+    for letter in text:
+        if letter in '<{[':
+            depth += 1
+        elif letter in '>}]':
+            depth -= 1
         if letter == ',' and depth == 0:
-            parts.append(text[start:place])
-            start = place + 1
-    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
+            parameters.append('')
+        else:
+            parameters[-1] += letter
+    return [parameter.strip() for parameter in parameters if parameter.strip()]
 
 
 def parameter_name(parameter: str) -> str:
     """Return the name of a parameter."""
-    found = re.search(r'(\w+)\s*(?:\[\s*\]\s*)?$', parameter.split('=')[0].strip())
-    if found is None:
+    without_default = parameter.split('=')[0].strip()
+    name = re.search(r'(\w+)\s*(?:\[\s*\]\s*)?$', without_default)  # int a, int a[]
+    if name is None:
         raise ValueError(f'the parameter {parameter!r} has no name')
-    return found[1]
+    return name[1]
 
 
 def whole_text(program: Program, completion: str) -> str:

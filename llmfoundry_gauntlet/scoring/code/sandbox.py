@@ -33,26 +33,36 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # System call numbers by machine (Linux, asm/unistd.h).
-DENIED = {
-    'x86_64': (
-        *(57, 58),  # fork, vfork
-        *(29, 30, 31, 64, 65, 66, 68, 69, 70, 240),  # System V shared memory, semaphores, messages; mq_open
-        *(101, 310, 311, 312),  # ptrace, process_vm_readv, process_vm_writev, kcmp
-        *(155, 161, 165, 166, 272, 308, 428, 429, 430, 431, 432, 433, 442),  # mounts, roots, namespaces
-        *(248, 249, 250, 298, 319, 321, 323, 425, 426, 427, 447),  # keys, perf, memfd, bpf, userfaultfd, io_uring
-        *(103, 134, 139, 153, 163, 167, 168, 169, 172, 173, 175, 176, 179, 246, 304, 313, 320),  # the machine itself
-        *(424, 434, 438),  # pidfd_send_signal, pidfd_open, pidfd_getfd
-    ),
-    'aarch64': (
-        *(180, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197),
-        *(117, 270, 271, 272),
-        *(39, 40, 41, 51, 97, 268, 428, 429, 430, 431, 432, 433, 442),
-        *(217, 218, 219, 241, 279, 280, 282, 425, 426, 427, 447),
-        *(60, 89, 116, 104, 105, 106, 142, 224, 225, 265, 273, 294),
-        *(424, 434, 438),
-    ),
+FORKS: dict[str, tuple[int, ...]] = {  # fork, vfork
+    'x86_64': (57, 58),
+    'aarch64': (),
 }
-FORKS = {'x86_64': (57, 58), 'aarch64': ()}
+SHARED_BETWEEN_PROCESSES = {  # System V shared memory, semaphores, messages; mq_open
+    'x86_64': (29, 30, 31, 64, 65, 66, 68, 69, 70, 240),
+    'aarch64': (180, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197),
+}
+OTHER_PROCESSES = {  # ptrace, process_vm_readv, process_vm_writev, kcmp
+    'x86_64': (101, 310, 311, 312),
+    'aarch64': (117, 270, 271, 272),
+}
+PIDFDS = {  # pidfd_send_signal, pidfd_open, pidfd_getfd
+    'x86_64': (424, 434, 438),
+    'aarch64': (424, 434, 438),
+}
+MOUNTS = {  # mounts, roots, namespaces
+    'x86_64': (155, 161, 165, 166, 272, 308, 428, 429, 430, 431, 432, 433, 442),
+    'aarch64': (39, 40, 41, 51, 97, 268, 428, 429, 430, 431, 432, 433, 442),
+}
+KERNEL = {  # keys, perf, memfd, bpf, userfaultfd, io_uring
+    'x86_64': (248, 249, 250, 298, 319, 321, 323, 425, 426, 427, 447),
+    'aarch64': (217, 218, 219, 241, 279, 280, 282, 425, 426, 427, 447),
+}
+MACHINE = {  # the machine itself: logs, accounting, swap, ports, modules, quotas, restart, files by handle
+    'x86_64': (103, 134, 139, 153, 163, 167, 168, 169, 172, 173, 175, 176, 179, 246, 304, 313, 320),
+    'aarch64': (60, 89, 116, 104, 105, 106, 142, 224, 225, 265, 273, 294),
+}
+DENIED_GROUPS = (FORKS, SHARED_BETWEEN_PROCESSES, OTHER_PROCESSES, MOUNTS, KERNEL, MACHINE, PIDFDS)
+DENIED = {machine: tuple(number for group in DENIED_GROUPS for number in group[machine]) for machine in FORKS}
 CLONE = {'x86_64': 56, 'aarch64': 220}
 CLONE3 = 435
 SOCKET = {'x86_64': 41, 'aarch64': 198}
@@ -72,12 +82,16 @@ MIB = 2**20
 INSIDE = '/gauntlet'  # folder of our files in a sandbox; shell scripts use the variable FILES
 SYSTEM = ('/bin', '/sbin', '/lib', '/lib32', '/lib64', '/etc/alternatives', '/etc/ld.so.cache', '/nix/store')
 FIRST_UID, NUM_UIDS = 20_000, 45_000  # all within the 65,536 ids that a container usually has
-NOT_THE_SYSTEMS = (  # folders under /usr that may hold a user's files, or differ between machines
-    *('/usr/src', '/usr/local/src', '/usr/lib/python3/dist-packages'),
-    *('/usr/local/lib/python3*/dist-packages', '/usr/local/lib/python3*/site-packages'),
+# Folders under /usr that may hold a user's files, or differ between machines.
+NOT_THE_SYSTEMS = (
+    '/usr/src',
+    '/usr/local/src',
+    '/usr/lib/python3/dist-packages',
+    '/usr/local/lib/python3*/dist-packages',
+    '/usr/local/lib/python3*/site-packages',
 )
 PROBE_SECONDS = 20
-MAX_SAID = 2000  # bytes of a sandbox's error output
+MAX_MESSAGE = 2000  # bytes of a sandbox's error output
 INSTALL = 'install it (Debian: apt-get install bubblewrap)'
 ALLOW_HINT = 'or allow programs without isolation: sandbox: rlimits (only limits), sandbox: none'
 
@@ -112,17 +126,38 @@ def seccomp_filter(*, may_fork: bool, machine: str | None = None) -> bytes:
     machine = machine or platform.machine()
     if machine not in DENIED:
         raise SandboxError(f'programs cannot be confined on {machine}; allowed: {", ".join(DENIED)}')
-    denied = [number for number in DENIED[machine] if not (may_fork and number in FORKS[machine])]
     code: list[Instruction] = []
+
+    # The numbers of the x32 interface are another set of the same calls.
     if machine == 'x86_64':
-        code += [(JUMP_GREATER_EQUAL, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
-    for number in denied:
-        code += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, DENY | errno.EPERM)]
+        code += [
+            (JUMP_GREATER_EQUAL, 0, 1, X32_BIT),
+            (RETURN, 0, 0, KILL),
+        ]
+
+    allowed = FORKS[machine] if may_fork else ()
+    for number in DENIED[machine]:
+        if number not in allowed:
+            code += [
+                (JUMP_EQUAL, 0, 1, number),
+                (RETURN, 0, 0, DENY | errno.EPERM),
+            ]
+
     # clone3 takes its flags from memory, which a filter cannot read; on ENOSYS glibc falls back to clone.
-    code += [(JUMP_EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, DENY | errno.ENOSYS), (JUMP_EQUAL, 0, 3, CLONE[machine])]
-    code.append((LOAD, 0, 0, FIRST_ARGUMENT))
-    code.append((JUMP_SET, 0, 1, NEW_NAMESPACES) if may_fork else (JUMP_SET, 1, 0, CLONE_THREAD))
-    code.append((RETURN, 0, 0, DENY | errno.EPERM))
+    code += [
+        (JUMP_EQUAL, 0, 1, CLONE3),
+        (RETURN, 0, 0, DENY | errno.ENOSYS),
+    ]
+
+    # clone makes threads or, with `may_fork`, processes in the same namespaces.
+    code += [
+        (JUMP_EQUAL, 0, 3, CLONE[machine]),
+        (LOAD, 0, 0, FIRST_ARGUMENT),
+        (JUMP_SET, 0, 1, NEW_NAMESPACES) if may_fork else (JUMP_SET, 1, 0, CLONE_THREAD),
+        (RETURN, 0, 0, DENY | errno.EPERM),
+    ]
+
+    # Sockets of one family.
     code += [
         (LOAD, 0, 0, NUMBER),
         (JUMP_EQUAL, 0, 3, SOCKET[machine]),
@@ -213,8 +248,9 @@ class Running:
 
     def check_started(self) -> None:
         """Raise OSError if the sandbox could not be set up, which makes the program's result meaningless."""
-        if said := os.pread(self._errors, MAX_SAID, 0).decode(errors='replace').strip():
-            raise OSError(said.splitlines()[-1])
+        message = os.pread(self._errors, MAX_MESSAGE, 0).decode(errors='replace').strip()
+        if message:
+            raise OSError(message.splitlines()[-1])
 
     def wait(self, seconds: float) -> int:
         """Return the exit status, negative for a signal. Raise subprocess.TimeoutExpired."""
@@ -304,30 +340,46 @@ class Sandbox:
             for mount in command.mounts:
                 mount.put_into(folder)
         arguments = [part.path(folder) if isinstance(part, Mount) else part for part in command.arguments]
-        quiet = ['sh', '-c', 'exec "$@" 2>/dev/null', 'sh', *arguments]
+        without_errors = ['sh', '-c', 'exec "$@" 2>/dev/null', 'sh', *arguments]
         if self.level == NONE:
-            return quiet
-        limited = [*prlimit(command.limits, counts_threads=self.is_isolated and self._has_threads()), *quiet]
+            return without_errors
+        counts_threads = self.is_isolated and self._has_threads()
+        limited = [*prlimit(command.limits, counts_threads=counts_threads), *without_errors]
         if self.level == RLIMITS:
             return limited
-        opened.append(in_memory(seccomp_filter(may_fork=command.may_fork)))
-        options = [*self._options(command), '--seccomp', str(opened[0])]
-        opened.append(in_memory(b''.join(option.encode() + b'\0' for option in options)))
-        return ['bwrap', '--args', str(opened[1]), '--', *self._user(), *limited]
+
+        filter_descriptor = in_memory(seccomp_filter(may_fork=command.may_fork))
+        opened.append(filter_descriptor)
+        options = [*self._options(command), '--seccomp', str(filter_descriptor)]
+        options_descriptor = in_memory(b''.join(option.encode() + b'\0' for option in options))
+        opened.append(options_descriptor)
+        return ['bwrap', '--args', str(options_descriptor), '--', *self._user(), *limited]
 
     def _options(self, command: Command) -> Iterator[str]:
-        yield from ('--die-with-parent', '--new-session', '--unshare-ipc', '--unshare-pid', '--unshare-net')
-        yield from ('--unshare-uts', '--hostname', 'sandbox', '--unshare-cgroup-try', '--cap-drop', 'ALL')
+        """Yield bubblewrap's options; later ones may depend on the folders of earlier ones."""
+        # Processes: they end with this one, and have namespaces and capabilities of their own.
+        yield from ('--die-with-parent', '--new-session')
+        yield from ('--unshare-ipc', '--unshare-pid', '--unshare-net')
+        yield from ('--unshare-uts', '--hostname', 'sandbox')
+        yield '--unshare-cgroup-try'
+        yield from ('--cap-drop', 'ALL')
         if self.as_root:
             yield from ('--cap-add', 'CAP_SETUID', '--cap-add', 'CAP_SETGID')
         else:
             yield from ('--unshare-user', '--uid', str(FIRST_UID), '--gid', str(FIRST_UID))
+
+        # The system, to be read only, and one folder to write to.
         yield from ('--perms', '0755', '--dir', '/etc')
         yield from system_mounts()
-        yield from ('--proc', '/proc', '--size', '4096', '--tmpfs', '/proc/1', '--remount-ro', '/proc/1')
-        yield from ('--remount-ro', '/proc', '--dev', '/dev', '--remount-ro', '/dev')
+        yield from ('--proc', '/proc')
+        yield from ('--size', '4096', '--tmpfs', '/proc/1', '--remount-ro', '/proc/1')
+        yield from ('--remount-ro', '/proc')
+        yield from ('--dev', '/dev', '--remount-ro', '/dev')
         yield from ('--perms', '1777', '--size', str(command.limits.tmp_bytes), '--tmpfs', '/tmp')
-        for folder in sorted({parent for mount in command.mounts for parent in parents(mount.target)}):
+
+        # Our files, below folders that the user of the program may enter.
+        folders = {parent for mount in command.mounts for parent in parents(mount.target)}
+        for folder in sorted(folders):
             yield from ('--perms', '0755', '--dir', folder)
         for mount in command.mounts:
             if isinstance(mount.source, int):
@@ -341,8 +393,8 @@ class Sandbox:
 
     def _has_threads(self) -> bool:
         """Return whether a program's threads are counted separately, by user or by namespace (Linux 5.14)."""
-        version = tuple(int(number) for number in platform.release().split('-')[0].split('.')[:2])
-        return self.as_root or version >= (5, 14)
+        major, minor, *_ = platform.release().split('-')[0].split('.')  # 6.8.0-45-generic
+        return self.as_root or (int(major), int(minor)) >= (5, 14)
 
     def _user(self) -> list[str]:
         """Return the command that, as root, runs a program as its own unprivileged user, with its own thread limit."""
@@ -355,8 +407,14 @@ class Sandbox:
 def prlimit(limits: ProgramLimits, *, counts_threads: bool) -> list[str]:
     """Return the command that sets limits."""
     memory = 'as' if limits.counts_reserved else 'data'
-    line = ['prlimit', f'--{memory}={limits.memory_bytes}', f'--cpu={limits.cpu_seconds}', '--core=0']
-    line += [f'--fsize={limits.file_bytes}', f'--nofile={limits.open_files}']
+    line = [
+        'prlimit',
+        f'--{memory}={limits.memory_bytes}',
+        f'--cpu={limits.cpu_seconds}',
+        '--core=0',
+        f'--fsize={limits.file_bytes}',
+        f'--nofile={limits.open_files}',
+    ]
     if counts_threads:
         line.append(f'--nproc={limits.threads}')
     return [*line, '--']
@@ -457,7 +515,9 @@ def find_sandbox(asked: str = AUTO) -> Sandbox:
 
 def try_out(sandbox: Sandbox) -> str | None:
     """Return why a sandbox cannot be used, None if it can: a shell runs in it and cannot start a second process."""
-    for script, works in (('test -e /usr && test ! -e /home && test ! -e /root', True), ('(:)', False)):
+    sees_system_only = 'test -e /usr && test ! -e /home && test ! -e /root'
+    forks = '(:)'
+    for script, works in ((sees_system_only, True), (forks, False)):
         command = Command(arguments=('sh', '-c', script))
         try:
             with started(sandbox, command) as running:
