@@ -232,7 +232,8 @@ class ScoreTask(Task):
         examples = subset(rows.examples, spec.subset_items)
         if spec.is_math:
             examples = with_golds(spec, examples, data_root)
-        return replace(rows, examples=[way for example in examples for way in variants(example, spec, templates)])
+        in_all_variants = [variant for example in examples for variant in variants(example, spec, templates)]
+        return replace(rows, examples=in_all_variants)
 
     def files(self, data_root: str) -> tuple[Path, ...]:
         """Return the data files that exist. Raise DataError if none does."""
@@ -310,8 +311,9 @@ class LettersTask(ScoreTask):
         if not output.is_finite:
             return Score.unscored(NON_FINITE_GENERATION)
         if self.spec.answer_extraction == REFERENCE:
-            found = reference_letter(output.text)
-            letter = found if len(found) == 1 and found in LETTERS[: len(content.options)] else None
+            extracted = reference_letter(output.text)
+            is_option = len(extracted) == 1 and extracted in LETTERS[: len(content.options)]
+            letter = extracted if is_option else None
         else:
             letter = tolerant_letter(output.text, content.options)
         return score_letter(letter, content, reason(output, letter))
@@ -372,7 +374,11 @@ def placeholders_of(template: Template) -> tuple[str, ...]:
 
 def score_task(spec: ScoreSpec, tasks: Sequence[Task]) -> ScoreTask:
     """Return the task of a SCORE dataset; `tasks` contains the task whose label is `spec.dataset`, if it is one."""
-    kind = MathTask if spec.is_math else LikelihoodTask if spec.answers == LIKELIHOOD else LettersTask
+    kind: type[ScoreTask] = LettersTask
+    if spec.is_math:
+        kind = MathTask
+    elif spec.answers == LIKELIHOOD:
+        kind = LikelihoodTask
     source = next((task for task in tasks if task.label == spec.dataset), None)
     return kind(
         label=spec.label,
@@ -416,7 +422,8 @@ def with_golds(spec: ScoreSpec, examples: list[Example], data_root: str) -> list
     """Return problems of MATH with their gold answers. Raise DataError for a solution without one."""
     fixes = read_fixes(spec, data_root)
     extract: Callable[..., str] = reference_gold_of if spec.answer_extraction == REFERENCE else gold_of
-    problems, found = [], []
+    problems: list[str] = []
+    with_gold: list[Example] = []
     for example in examples:
         question: MathQuestion = example.content
         try:
@@ -424,10 +431,10 @@ def with_golds(spec: ScoreSpec, examples: list[Example], data_root: str) -> list
         except ValueError as error:
             problems.append(f'{spec.label}: {example.file}.jsonl:{example.row + 1}: {error}')
             continue
-        found.append(replace(example, content=replace(question, gold=gold)))
+        with_gold.append(replace(example, content=replace(question, gold=gold)))
     if problems:
         raise DataError(problems)
-    return found
+    return with_gold
 
 
 def read_fixes(spec: ScoreSpec, data_root: str) -> Mapping[str, str] | None:
