@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from recorded_runs import AGIEVAL, AVERAGES, BASELINES, CATEGORIES, LINES, QUESTIONS, ROWS, Sample, samples_of
 
-SCORED = ('accuracy', 'consistency_rate')
-
 Value = Callable[[Sample], float]
 
 
@@ -35,7 +33,10 @@ def bits_per_byte(key: str) -> Value:
 
     def bits(sample: Sample) -> float:
         row = ROWS[key][sample['row']]
-        text, gold = (row['continuation'], 0) if key == LINES else (row['choices'][row['gold']], row['gold'])
+        if key == LINES:
+            text, gold = row['continuation'], 0
+        else:
+            text, gold = row['choices'][row['gold']], row['gold']
         return -sample['logprobs'][gold] / math.log(2) / len(text.encode())
 
     return bits
@@ -54,13 +55,13 @@ class Estimate:
 
 def mean_of(values: Sequence[float], clusters: Sequence[str]) -> Estimate:
     """Return the mean with the error of a jackknife over clusters."""
-    center = float(np.mean(values))
-    parts = {
-        name: center - np.mean([value for value, one in zip(values, clusters, strict=True) if one != name])
-        for name in set(clusters)
-    }
-    scale = math.sqrt((len(parts) - 1) / len(parts))
-    return Estimate(center, {name: part * scale for name, part in parts.items()})
+    mean = float(np.mean(values))
+    deviations = {}
+    for left_out in set(clusters):
+        others = [value for value, cluster in zip(values, clusters, strict=True) if cluster != left_out]
+        deviations[left_out] = mean - np.mean(others)
+    scale = math.sqrt((len(deviations) - 1) / len(deviations))
+    return Estimate(mean, {cluster: deviation * scale for cluster, deviation in deviations.items()})
 
 
 def combined(estimates: Iterable[Estimate], weights: Iterable[float]) -> Estimate:
@@ -75,60 +76,70 @@ def combined(estimates: Iterable[Estimate], weights: Iterable[float]) -> Estimat
 
 def over_items(key: str, rows: Sequence[int], values: Sequence[float]) -> Estimate:
     """Return the mean of a task's items, or the mean over its categories."""
-    groups: dict[str | None, list[int]] = defaultdict(list)
-    for place, row in enumerate(rows):
-        groups[ROWS[key][row].get('category')].append(place)
-    means = [
-        mean_of([values[place] for place in places], [cluster_of(key, rows[place]) for place in places])
-        for places in groups.values()
-    ]
+    values_by_category: dict[str | None, list[float]] = defaultdict(list)
+    clusters_by_category: dict[str | None, list[str]] = defaultdict(list)
+    for row, value in zip(rows, values, strict=True):
+        category = ROWS[key][row].get('category')
+        values_by_category[category].append(value)
+        clusters_by_category[category].append(cluster_of(key, row))
+    means = [mean_of(of_category, clusters_by_category[name]) for name, of_category in values_by_category.items()]
     return combined(means, [1 / len(means)] * len(means))
 
 
 def paired(key: str, first: Path, second: Path, value: Value = score_of) -> Estimate:
     """Return the mean difference over the items that both runs have scored."""
-    ours, theirs = (
-        {sample['row']: value(sample) for sample in samples_of(run, key) if sample['score'] is not None}
-        for run in (first, second)
-    )
-    rows = sorted(ours.keys() & theirs.keys())
-    return over_items(key, rows, [theirs[row] - ours[row] for row in rows])
+
+    def values_by_row(run: Path) -> dict[int, float]:
+        return {sample['row']: value(sample) for sample in samples_of(run, key) if sample['score'] is not None}
+
+    of_first, of_second = values_by_row(first), values_by_row(second)
+    rows = sorted(of_first.keys() & of_second.keys())
+    return over_items(key, rows, [of_second[row] - of_first[row] for row in rows])
 
 
 def composites_of(tasks: Mapping[str, Estimate], sizes: Mapping[str, int]) -> dict[str, Estimate]:
     """Return categories and averages of differences or slopes, where baselines only scale."""
-    found = {}
+    composites = {}
     for name, members in CATEGORIES.items():
-        whole = sum(sizes[key] for key in members)
-        weights = [sizes[key] / whole / (1 - BASELINES[key]) for key in members]
-        found[name] = combined([tasks[key] for key in members], weights)
+        num_items = sum(sizes[key] for key in members)
+        weights = [sizes[key] / num_items / (1 - BASELINES[key]) for key in members]
+        composites[name] = combined([tasks[key] for key in members], weights)
     for name, members in AVERAGES.items():
-        found[name] = combined([found[member] for member in members], [1 / len(members)] * len(members))
-    return found
+        categories = [composites[member] for member in members]
+        composites[name] = combined(categories, [1 / len(members)] * len(members))
+    return composites
 
 
 def score_differences(first: Path, second: Path) -> dict[str, Estimate]:
     """Return the differences of each question's share of right variants and of agreeing pairs."""
-    shares = []
-    for run in (first, second):
-        groups: dict[tuple[str, int], list[Sample]] = defaultdict(list)
-        for sample in samples_of(run, AGIEVAL):
-            groups[sample['variant'].partition(':')[0], sample['row']].append(sample)
-        shares.append(
-            {name: (np.mean([s['score'] for s in group]), agreement(group)) for name, group in groups.items()}
-        )
-    found = {}
+    shares = {'accuracy': share_of_right, 'consistency_rate': agreement}
+    passages = [question['passage'] for question in QUESTIONS]
+    differences = {}
     for perturbation in ('option_order', 'prompt'):
-        for place, name in enumerate(SCORED):
-            rows = range(len(QUESTIONS))
-            values = [shares[1][perturbation, row][place] - shares[0][perturbation, row][place] for row in rows]
-            found[f'agieval {perturbation} {name}'] = mean_of(values, [QUESTIONS[row]['passage'] for row in rows])
-    return found
+        of_first, of_second = variants_by_row(first, perturbation), variants_by_row(second, perturbation)
+        for metric, share in shares.items():
+            values = [share(of_second[row]) - share(of_first[row]) for row in range(len(QUESTIONS))]
+            differences[f'agieval {perturbation} {metric}'] = mean_of(values, passages)
+    return differences
 
 
-def agreement(group: Sequence[Sample]) -> float:
-    texts = [shown(sample)[sample['predicted']] for sample in group]
-    return float(np.mean([one == other for one, other in combinations(texts, 2)]))
+def variants_by_row(run: Path, perturbation: str) -> dict[int, list[Sample]]:
+    """Return the samples of all variants of each question."""
+    variants: dict[int, list[Sample]] = defaultdict(list)
+    for sample in samples_of(run, AGIEVAL):
+        if sample['variant'].partition(':')[0] == perturbation:
+            variants[sample['row']].append(sample)
+    return variants
+
+
+def share_of_right(variants: Sequence[Sample]) -> float:
+    return float(np.mean([sample['score'] for sample in variants]))
+
+
+def agreement(variants: Sequence[Sample]) -> float:
+    """Return the share of pairs of variants with the same option."""
+    texts = [shown(sample)[sample['predicted']] for sample in variants]
+    return float(np.mean([text == other for text, other in combinations(texts, 2)]))
 
 
 def shown(sample: Sample) -> list[str]:
@@ -136,18 +147,19 @@ def shown(sample: Sample) -> list[str]:
     options, gold = ['x', 'y', 'z'], sample['row'] % 3
     perturbation, _, letter = sample['variant'].partition(':')
     if perturbation == 'option_order':
-        place = 'ABC'.index(letter)
-        options[gold], options[place] = options[place], options[gold]
+        index = 'ABC'.index(letter)
+        options[gold], options[index] = options[index], options[gold]
     return options
 
 
-def check_differences(found: Mapping[str, Any], expected: Mapping[str, Estimate]) -> None:
+def check_differences(group: Mapping[str, Any], expected: Mapping[str, Estimate]) -> None:
     """Check the numbers of a group of differences in the JSON output, which is corrected for its size."""
-    assert list(found) == list(expected)
+    assert list(group) == list(expected)
     for name, estimate in expected.items():
-        one = found[name]
-        assert one['difference']['value'] == pytest.approx(estimate.value, abs=1e-13), name
-        assert one['difference']['standard_error'] == pytest.approx(estimate.error, abs=1e-13), name
-        assert one['second']['value'] - one['first']['value'] == pytest.approx(estimate.value, abs=1e-13), name
-    smallest = min(found.values(), key=lambda one: one['p_value'])
-    assert smallest['p_holm'] == min(1.0, smallest['p_value'] * len(found))
+        entry = group[name]
+        difference = entry['difference']
+        assert difference['value'] == pytest.approx(estimate.value, abs=1e-13), name
+        assert difference['standard_error'] == pytest.approx(estimate.error, abs=1e-13), name
+        assert entry['second']['value'] - entry['first']['value'] == pytest.approx(estimate.value, abs=1e-13), name
+    smallest = min(group.values(), key=lambda entry: entry['p_value'])
+    assert smallest['p_holm'] == min(1.0, smallest['p_value'] * len(group))

@@ -98,7 +98,8 @@ def write_data(folder: Path) -> None:
 
 def write_lines(path: Path, lines: Iterable[Any]) -> Path:
     """Write JSON lines; text is written unchanged."""
-    path.write_text(''.join(f'{line if isinstance(line, str) else json.dumps(line)}\n' for line in lines))
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text(''.join(f'{text}\n' for text in texts))
     return path
 
 
@@ -132,15 +133,10 @@ def tasks_yaml(folder: Path, keys: Iterable[str] = ROWS, **changes: Any) -> Path
 
 def gauntlet_yaml(folder: Path, **changes: Any) -> Path:
     path = folder / 'gauntlet.yaml'
-    categories = [
-        {
-            'name': name,
-            'benchmarks': [
-                {'name': label_of(key), 'num_fewshot': 0, 'random_baseline': BASELINES[key]} for key in members
-            ],
-        }
-        for name, members in CATEGORIES.items()
-    ]
+    categories = []
+    for name, members in CATEGORIES.items():
+        benchmarks = [{'name': label_of(key), 'num_fewshot': 0, 'random_baseline': BASELINES[key]} for key in members]
+        categories.append({'name': name, 'benchmarks': benchmarks})
     averages = {name: list(members) for name, members in AVERAGES.items()}
     content = {'categories': categories, 'averages': averages, 'weighting': 'SAMPLE_SZ', **changes}
     path.write_text(json.dumps({'eval_gauntlet': content}))
@@ -195,8 +191,9 @@ def record_run(
 ) -> Path:
     """Score answers to some of the tasks with changed settings; YAML files are written beside the run."""
     folder, keys = out.parent, list(keys)
-    if own := [key for key in keys if key != AGIEVAL]:
-        words += ('--tasks', tasks_yaml(folder, own, **(tasks or {})))
+    tasks_of_files = [key for key in keys if key != AGIEVAL]
+    if tasks_of_files:
+        words += ('--tasks', tasks_yaml(folder, tasks_of_files, **(tasks or {})))
     if gauntlet is not None:
         words += ('--gauntlet', gauntlet_yaml(folder, **gauntlet))
     if AGIEVAL in keys and '--score' not in words:
@@ -242,7 +239,7 @@ def copy_run(
     shutil.copytree(run, to)
     with edited(to) as record:
         for key, rows in (without or {}).items():
-            kept = [one for one in samples_of(to, key) if one['row'] not in rows]
+            kept = [sample for sample in samples_of(to, key) if sample['row'] not in rows]
             write_lines(samples_path(to, key), kept)
             record['tasks'][key]['num_items'] = len(kept)
         if batch is not None:
@@ -261,10 +258,10 @@ def with_shortened_prompts(
 ) -> Path:
     """Copy a run with shortened prompts for some rows."""
     copy_run(run, to, batch=batch)
-    for key, places in rows.items():
+    for key, rows_of_task in rows.items():
         lines = samples_of(to, key)
         for sample in lines:
-            if sample['row'] in places:
+            if sample['row'] in rows_of_task:
                 digest = sample['prompt_sha256'] if same_digest else 'ab' * 32
                 sample.update(prompt_shortened=True, prompt_sha256=digest)
         write_lines(samples_path(to, key), lines)
@@ -275,6 +272,7 @@ def with_shortened_prompts(
 
 def rows_of_table(out: str) -> dict[str, list[str]]:
     """Return the cells of each row of a table on the terminal that are not empty, by its first cell."""
-    lines = itertools.takewhile(lambda line: not line.startswith('- '), out.splitlines())
-    rows = [re.split(r' {2,}', line.strip()) for line in lines if line[:1] not in ('', '\u2500')]
+    before_notes = itertools.takewhile(lambda line: not line.startswith('- '), out.splitlines())
+    lines = [line for line in before_notes if line and not line.startswith('\u2500')]
+    rows = [re.split(r' {2,}', line.strip()) for line in lines]
     return {name: cells for name, *cells in rows}

@@ -70,10 +70,12 @@ def test_recomputed_results_are_identical_without_data_or_yaml_files(make_run, r
     shutil.rmtree(own)
     for path in tmp_path.glob('*.*'):
         path.unlink()
-    found = files_of(recompute(run))
+
+    files = files_of(recompute(run))
+
     names = [*(key.replace('/', '_') for key in (*ROWS, AGIEVAL)), 'score_choices_0-shot']
-    assert sorted(found) == ['results.json', *sorted(f'samples/{name}.jsonl' for name in names)]
-    assert found == files_of(run)
+    assert sorted(files) == ['results.json', *sorted(f'samples/{name}.jsonl' for name in names)]
+    assert files == files_of(run)
     record = record_of(run)
     assert 0 < record['composites']['averages']['core']['value'] < 1
     assert 0 < record['score']['agieval']['perturbations']['prompt']['consistency_rate']['value'] < 1
@@ -126,10 +128,13 @@ def test_numbers_are_recomputed_from_the_samples(run: Path, recompute):
     wrong = next(line for line in lines if line['score'] == 0)
     wrong['score'] = 1.0
     write_lines(samples_path(run, LINES), lines)
-    before, after = (record_of(folder) for folder in (run, recompute(run)))
+
+    before, after = record_of(run), record_of(recompute(run))
+
     assert accuracy_of(after, LINES)['value'] - accuracy_of(before, LINES)['value'] == pytest.approx(1 / 9)
-    rest = [record['composites']['categories']['rest']['value'] for record in (before, after)]
-    assert rest[1] - rest[0] == pytest.approx(9 / 35 / 9)  # a line's share of the category
+    rest_before = before['composites']['categories']['rest']['value']
+    rest_after = after['composites']['categories']['rest']['value']
+    assert rest_after - rest_before == pytest.approx(9 / 35 / 9)  # a line's share of the category
 
 
 def test_another_gauntlet_changes_only_composites_and_their_version(run: Path, recompute, tmp_path: Path):
@@ -138,22 +143,29 @@ def test_another_gauntlet_changes_only_composites_and_their_version(run: Path, r
         {'name': 'riddles', 'num_fewshot': 0, 'random_baseline': 0.1},
     ]
     path = gauntlet_yaml(tmp_path, categories=[{'name': 'other', 'benchmarks': benchmarks}], averages=None)
-    before, after = files_of(run), files_of(recompute(run, '--gauntlet', path))
-    earlier, later = (json.loads(files.pop('results.json')) for files in (before, after))
-    assert after == before
-    composites = later.pop('composites')
-    lines, riddles = (accuracy_of(later, key)['value'] for key in (LINES, RIDDLES))
+
+    files_before, files_after = files_of(run), files_of(recompute(run, '--gauntlet', path))
+
+    before, after = json.loads(files_before.pop('results.json')), json.loads(files_after.pop('results.json'))
+    assert files_after == files_before
+    composites, composites_before = after.pop('composites'), before.pop('composites')
+    lines, riddles = accuracy_of(after, LINES)['value'], accuracy_of(after, RIDDLES)['value']
     expected = (9 * (lines - 0.5) / 0.5 + 7 * (riddles - 0.1) / 0.9) / 16
     assert composites['categories']['other']['value'] == pytest.approx(expected, abs=1e-15)
     assert composites['averages'] == {'default_average': composites['categories']['other']}
-    assert composites['version'] != earlier.pop('composites')['version']
-    prefix = 'icl/metrics/eval_gauntlet'
-    assert {name.removeprefix(prefix) for name in later['metrics'] if name.startswith(prefix)} == {
-        f'/{name}{end}' for name in ('other', 'default_average') for end in ('', '/standard_error')
+    assert composites['version'] != composites_before['version']
+
+    prefix = 'icl/metrics/eval_gauntlet/'
+    of_gauntlet = {name.removeprefix(prefix) for name in after['metrics'] if name.startswith(prefix)}
+    assert of_gauntlet == {
+        'other',
+        'other/standard_error',
+        'default_average',
+        'default_average/standard_error',
     }
-    for record in (earlier, later):
+    for record in (before, after):
         record['metrics'] = {name: value for name, value in record['metrics'].items() if not name.startswith(prefix)}
-    assert later == earlier
+    assert after == before
 
 
 def test_a_gauntlet_can_be_added_to_a_run(make_run, recompute, runs: dict[str, Path], tmp_path: Path):

@@ -77,7 +77,8 @@ def read(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 def rich(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     """Return a run of sample data with one shortened prompt, a task that did not run, and an error of 0."""
     folder = tmp_path_factory.mktemp('rich')
-    answers = [*answers_of(0), *({**one, 'num_shots': 2} for one in answers_of(0, [RIDDLES]))]
+    with_shots = [{**answer, 'num_shots': 2} for answer in answers_of(0, [RIDDLES])]
+    answers = [*answers_of(0), *with_shots]
     run = record_run(folder / 'run', data, [*ROWS, SHOTS, AGIEVAL], answers=answers, gauntlet={})
     with edited(run) as record:
         for entry in (*record['tasks'].values(), *record['score'].values()):
@@ -93,7 +94,8 @@ def rich(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     first, *rest = samples_of(run, SHOTS)
     first.update(prompt_sha256=digest(WITH_ONE_SHOT), prompt_shortened=True)
     write_lines(samples_path(run, SHOTS), [first, *rest])
-    write_lines(samples_path(run, CHOICES), [{**one, 'num_tokens': [3, 1, 2]} for one in samples_of(run, CHOICES)])
+    with_num_tokens = [{**line, 'num_tokens': [3, 1, 2]} for line in samples_of(run, CHOICES)]
+    write_lines(samples_path(run, CHOICES), with_num_tokens)
     return run
 
 
@@ -340,29 +342,52 @@ def test_the_page_of_a_training_shows_changes_and_items_of_its_last_evaluation(
         assert all(f'row {row}' in text for row, text in zip(first_rows, shown, strict=True))
 
 
-def test_too_many_runs_existing_files_and_missing_packages_are_errors(
+def test_a_page_replaces_a_file_only_if_asked_and_never_a_folder(gauntlet, runs: dict[str, Path], tmp_path: Path):
+    out = tmp_path / 'page.html'
+    out.write_text('mine')
+
+    status, _, err = gauntlet('report', runs['a'], '--out', out)
+    assert status == 2
+    assert '--overwrite' in err
+    assert out.read_text() == 'mine'
+
+    status, _, err = gauntlet('report', runs['a'], '--out', tmp_path, '--overwrite')
+    assert status == 2
+    assert f'{tmp_path}: ' in err
+
+
+def test_a_page_has_at_most_8_runs(gauntlet, runs: dict[str, Path], tmp_path: Path):
+    for number in range(9):
+        copy_run(runs['a'], tmp_path / 'many' / str(number))
+    out = tmp_path / 'page.html'
+
+    status, _, err = gauntlet('report', tmp_path / 'many', '--out', out)
+
+    assert status == 2
+    assert ' 9 ' in err and ' 8' in err
+    assert not out.exists()
+
+
+def test_a_page_that_is_made_again_is_the_same(gauntlet, runs: dict[str, Path], tmp_path: Path):
+    first, second = tmp_path / 'first.html', tmp_path / 'second.html'
+    for path in (first, second):
+        status, _, _ = gauntlet('report', runs['a'], '--samples', 0, '--out', path)
+        assert status == 0
+    assert first.read_bytes() == second.read_bytes()
+    assert b'class="sample"' not in first.read_bytes()
+
+
+def test_missing_packages_are_named_with_what_installs_them(
     gauntlet, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A page that is made again is the same."""
-    out, other, many = tmp_path / 'page.html', tmp_path / 'other.html', tmp_path / 'many'
-    for number in range(9):
-        copy_run(runs['a'], many / str(number))
-    out.write_text('mine')
-    for words, facts in (
-        ([runs['a'], '--out', out], ['--overwrite']),
-        ([runs['a'], '--out', tmp_path, '--overwrite'], [f'{tmp_path}: ']),
-        ([many, '--out', other], [' 9 ', ' 8']),
-    ):
-        status, _, err = gauntlet('report', *words)
-        assert status == 2 and all(fact in err for fact in facts)
-    assert out.read_text() == 'mine' and not other.exists()
-    for path in (out, other):
-        assert gauntlet('report', runs['a'], '--samples', 0, '--out', path, '--overwrite')[0] == 0
-    assert out.read_bytes() == other.read_bytes() and b'class="sample"' not in out.read_bytes()
     monkeypatch.setitem(sys.modules, 'altair', None)
     monkeypatch.setitem(sys.modules, 'vl_convert', None)
-    status, _, err = gauntlet('report', runs['a'], '--out', tmp_path / 'none.html')
-    assert status == 2 and 'altair, vl_convert' in err and "pip install 'llmfoundry-gauntlet[report]'" in err
+
+    status, _, err = gauntlet('report', runs['a'], '--out', tmp_path / 'page.html')
+
+    assert status == 2
+    assert 'altair, vl_convert' in err
+    assert "pip install 'llmfoundry-gauntlet[report]'" in err
 
 
 # Samples.
@@ -407,16 +432,20 @@ def test_prompts_that_changed_or_whose_data_are_elsewhere_are_not_shown(read, ru
     uri = 'https://example.invalid/topics.jsonl'
     with edited(run) as record:
         record['tasks'][TOPICS]['spec']['dataset_uri'] = uri
-    samples = read(run, '--data-root', own, '--samples', 50)['samples']
-    for key, facts in {
+    reasons_by_task = {
         RIDDLES: ['rebuilt from the data file it differs'] * 5 + ['no longer has this row'] * 2,
         CHOICES: ['choices.jsonl: there is no such data file'] * 12,
         TOPICS: [uri] * 14,
-    }.items():
-        found = [one for one in samples if key in one['text']]
-        assert all(fact in one['text'] for fact, one in zip(facts, found, strict=True))
-        words = ('Twice', 'Question', 'Topic')
-        assert not any(passage.startswith(words) for one in found for passage in one['passages'])
+    }
+    beginnings_of_questions = ('Twice', 'Question', 'Topic')
+
+    samples = read(run, '--data-root', own, '--samples', 50)['samples']
+
+    for key, reasons in reasons_by_task.items():
+        of_task = [sample for sample in samples if key in sample['text']]
+        for sample, reason in zip(of_task, reasons, strict=True):
+            assert reason in sample['text']
+            assert not any(passage.startswith(beginnings_of_questions) for passage in sample['passages'])
 
 
 GENERATION = {'logprobs': None, 'predicted': None, 'gold': '4', 'score': 0.0, 'text': '4', 'answer': '4'}
