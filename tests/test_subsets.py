@@ -43,7 +43,7 @@ def cost_of(tasks: Mapping[str, TaskCosts], sizes: Mapping[str, int]) -> float:
 
 def variance(tasks: Mapping[str, TaskCosts], sizes: Mapping[str, int]) -> float:
     """Return the variance of the sum of scores."""
-    return sum(one.deviation**2 / sizes[key] for key, one in tasks.items())
+    return sum(costs.deviation**2 / sizes[key] for key, costs in tasks.items())
 
 
 def within(tasks: Mapping[str, TaskCosts], cost: float) -> dict[str, int]:
@@ -54,25 +54,34 @@ def within(tasks: Mapping[str, TaskCosts], cost: float) -> dict[str, int]:
 def test_allocations_keep_the_cost_and_the_bounds_of_tasks(tasks, cost):
     sizes = within(tasks, cost)
 
-    assert all(one.least <= sizes[key] <= one.most for key, one in tasks.items())
-    taken = cost_of(tasks, sizes)
-    least = sum(one.cost * one.least for one in tasks.values())
-    assert taken <= max(cost, least) + 1e-9
-    tasks_with_more = [one for key, one in tasks.items() if sizes[key] < one.most]
-    if tasks_with_more and least < cost:  # nothing is left over that would buy an item of every task
-        assert taken + sum(one.cost for one in tasks_with_more) * 1.01 > cost - 1e-9
+    assert all(costs.least <= sizes[key] <= costs.most for key, costs in tasks.items())
+    least_cost = sum(costs.cost * costs.least for costs in tasks.values())
+    assert cost_of(tasks, sizes) <= max(cost, least_cost) + 1e-9
+
+
+@given(TASKS, st.floats(0.1, 100))
+def test_nothing_is_left_over_that_would_buy_an_item_of_every_task(tasks, cost):
+    sizes = within(tasks, cost)
+
+    tasks_with_more = [costs for key, costs in tasks.items() if sizes[key] < costs.most]
+    least_cost = sum(costs.cost * costs.least for costs in tasks.values())
+    if tasks_with_more and least_cost < cost:
+        cost_of_an_item_each = sum(costs.cost for costs in tasks_with_more)
+        assert cost_of(tasks, sizes) + cost_of_an_item_each * 1.01 > cost - 1e-9
 
 
 @given(TASKS, st.floats(1, 20), st.floats(1, 3))
 def test_a_higher_cost_never_removes_items(tasks, cost, factor):
-    less, more = within(tasks, cost), within(tasks, cost * factor)
+    less = within(tasks, cost)
+    more = within(tasks, cost * factor)
 
     assert all(more[key] >= less[key] for key in tasks)
 
 
 @given(TASKS, st.floats(1, 1.5))
 def test_a_precision_is_reached_by_no_more_than_is_needed(tasks, factor):
-    limit = variance(tasks, {key: one.most for key, one in tasks.items()}) * factor
+    all_items = {key: costs.most for key, costs in tasks.items()}
+    limit = variance(tasks, all_items) * factor
 
     too_few, enough = allocate(tasks, lambda sizes: variance(tasks, sizes) > limit)
 
@@ -81,30 +90,51 @@ def test_a_precision_is_reached_by_no_more_than_is_needed(tasks, factor):
     assert all(0 <= enough[key] - too_few[key] <= 1 for key in tasks)  # neighbours in the series
 
 
-def test_allocations_are_optimal():
-    tasks = {'dear': task(cost=0.4), 'sure': task(deviation=0.14), 'heavy': task(deviation=1.5), 'plain': task()}
+DIFFERENT_TASKS = {
+    'dear': task(cost=0.4),
+    'sure': task(deviation=0.14),
+    'heavy': task(deviation=1.5),
+    'plain': task(),
+}
 
-    sizes = within(tasks, 400.0)
 
-    # Questions of one task that are bought for those of another, at the same cost, make the sum less precise.
-    best = variance(tasks, sizes)
-    for gains, loses in itertools.permutations(tasks, 2):
-        moved = dict(sizes)
-        for step in (5, 50):
-            moved[loses] = sizes[loses] - step
-            moved[gains] = sizes[gains] + int(step * tasks[loses].cost / tasks[gains].cost)
-            assert variance(tasks, moved) > best * (1 - 1e-4)
+@pytest.mark.parametrize('num_moved', [5, 50])
+@pytest.mark.parametrize(('gains', 'loses'), list(itertools.permutations(DIFFERENT_TASKS, 2)))
+def test_questions_of_another_task_at_the_same_cost_make_the_sum_less_precise(gains: str, loses: str, num_moved: int):
+    sizes = within(DIFFERENT_TASKS, 400.0)
+
+    num_bought = int(num_moved * DIFFERENT_TASKS[loses].cost / DIFFERENT_TASKS[gains].cost)
+    moved = {**sizes, loses: sizes[loses] - num_moved, gains: sizes[gains] + num_bought}
+    assert variance(DIFFERENT_TASKS, moved) > variance(DIFFERENT_TASKS, sizes) * (1 - 1e-4)
+
+
+def test_uncertain_tasks_get_more_questions_and_dear_ones_fewer():
+    sizes = within(DIFFERENT_TASKS, 400.0)
+
     assert sizes['heavy'] > sizes['plain'] > max(sizes['dear'], sizes['sure'])
     assert sizes['heavy'] / sizes['plain'] == pytest.approx(3, rel=0.01)
     assert sizes['plain'] / sizes['dear'] == pytest.approx(2, rel=0.01)  # the root of four times the cost
 
 
-def test_everything_is_allocated_if_it_fits_and_the_least_if_nothing_does():
+@pytest.mark.parametrize(
+    ('cost', 'expected'),
+    [
+        (8.1, {'a': 30, 'b': 50}),  # everything fits
+        (0.3, {'a': 1, 'b': 3}),  # nothing fits, which leaves the least
+    ],
+)
+def test_everything_is_allocated_if_it_fits_and_the_least_if_nothing_does(cost: float, expected: dict[str, int]):
     tasks = {'a': task(most=30), 'b': task(most=50, least=3, deviation=0.0)}
 
-    assert within(tasks, 8.1) == {'a': 30, 'b': 50}
-    assert within(tasks, 0.3) == {'a': 1, 'b': 3}
-    assert allocate(tasks, lambda sizes: sizes['a'] < 10)[1] == {'a': 10, 'b': 3}
+    assert within(tasks, cost) == expected
+
+
+def test_a_task_without_deviation_gets_the_least():
+    tasks = {'a': task(most=30), 'b': task(most=50, least=3, deviation=0.0)}
+
+    _, enough = allocate(tasks, lambda sizes: sizes['a'] < 10)
+
+    assert enough == {'a': 10, 'b': 3}
 
 
 # The effect of a task on composites.
@@ -208,17 +238,25 @@ def test_too_little_time_is_an_error_with_the_time_needed():
 def test_the_first_questions_are_of_many_passages_and_all_categories():
     (chosen,) = first_questions({'long': ASKED['long']}, {'long': 200}).values()
 
-    assert len({(example.category, example.cluster) for example in chosen}) == len(chosen) == 200
+    assert len(chosen) == 200
+    assert len({(example.category, example.cluster) for example in chosen}) == 200
     assert {example.category for example in chosen} == {'a', 'b'}
-    assert [example.row for example in chosen] == sorted(example.row for example in chosen)
+    rows = [example.row for example in chosen]
+    assert rows == sorted(rows)
+
+
+def rows_asked_in(seconds: float) -> dict[str, set[int]]:
+    chosen = first_questions(ASKED, sizes_in(seconds))
+    return {task_key: {example.row for example in examples} for task_key, examples in chosen.items()}
 
 
 def test_more_time_keeps_the_questions_of_less():
-    less, more = (first_questions(ASKED, sizes_in(seconds)) for seconds in (5.0, 12.0))
+    rows_of_less = rows_asked_in(5.0)
+    rows_of_more = rows_asked_in(12.0)
 
-    for key in ASKED:
-        assert {example.row for example in less[key]} <= {example.row for example in more[key]}
-    assert sum(map(len, less.values())) < sum(map(len, more.values()))
+    for task_key in ASKED:
+        assert rows_of_less[task_key] <= rows_of_more[task_key]
+    assert sum(map(len, rows_of_less.values())) < sum(map(len, rows_of_more.values()))
 
 
 def test_a_question_is_asked_in_all_its_variants():

@@ -1,6 +1,5 @@
 """Composites and their standard errors by hand, both in the metric stream."""
 
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -40,8 +39,8 @@ def composites(measures: Mapping[str, Measure], *, reference: bool = False, **ke
     return compute_composites(load_suite(None, {**block, **keys}).gauntlet, measures, SIZES, reference=reference)
 
 
-def errors_of(found: Composites) -> dict[str, float | None]:
-    return {name: measure.standard_error for name, measure in found.by_name.items()}
+def errors_of(computed: Composites) -> dict[str, float | None]:
+    return {name: measure.standard_error for name, measure in computed.by_name.items()}
 
 
 WEIGHTINGS = [
@@ -55,10 +54,10 @@ WEIGHTINGS = [
 @pytest.mark.parametrize('reference', [False, True])
 @pytest.mark.parametrize(('weighting', 'a', 'b'), WEIGHTINGS)
 def test_a_category_is_the_weighted_mean_of_accuracies_above_chance(weighting, a, b, reference: bool):
-    found = composites(VALUES, weighting=weighting, reference=reference)
+    computed = composites(VALUES, weighting=weighting, reference=reference)
 
     knowledge = (0.2 * a + 0.1 * b) / (a + b)  # (0.4 - 0.25) / 0.75 = 0.2
-    assert {name: measure.value for name, measure in found.by_name.items()} == pytest.approx(
+    assert {name: measure.value for name, measure in computed.by_name.items()} == pytest.approx(
         {'knowledge': knowledge, 'safety': -0.2, 'core': (knowledge - 0.2) / 2, 'half': knowledge}
     )
 
@@ -66,72 +65,89 @@ def test_a_category_is_the_weighted_mean_of_accuracies_above_chance(weighting, a
 @pytest.mark.parametrize('reference', [False, True])
 @pytest.mark.parametrize(('weighting', 'a', 'b'), WEIGHTINGS)
 def test_errors_of_tasks_add_in_quadrature_with_their_weights(weighting, a, b, reference: bool):
-    found = composites(SCORED, weighting=weighting, reference=reference)
+    computed = composites(SCORED, weighting=weighting, reference=reference)
 
     knowledge = math.hypot(a * A / 0.75, b * B) / (a + b)
     safety = C / 0.5
-    assert errors_of(found) == pytest.approx(
+    assert errors_of(computed) == pytest.approx(
         {'knowledge': knowledge, 'safety': safety, 'core': math.hypot(knowledge, safety) / 2, 'half': knowledge},
         rel=1e-14,
     )
 
 
-@pytest.mark.parametrize(('subtract', 'expected'), [(True, (0.15 + 0.1) / 2), (False, (0.4 + 0.1) / 2)])
-def test_without_rescaling(subtract: bool, expected: float):
-    keys = {'rescale_accuracy': False, 'subtract_random_baseline': subtract}
-    assert composites(VALUES, **keys).categories['knowledge'].value == pytest.approx(expected)
-    errors = errors_of(composites(SCORED, **keys))
-    assert (errors['knowledge'], errors['safety']) == pytest.approx((math.hypot(A, B) / 2, C), rel=1e-14)
+@pytest.mark.parametrize(
+    ('subtract', 'knowledge'),
+    [
+        (True, (0.15 + 0.1) / 2),  # 0.4 - 0.25 = 0.15
+        (False, (0.4 + 0.1) / 2),
+    ],
+)
+def test_without_rescaling_a_category_is_the_mean_with_or_without_chance(subtract: bool, knowledge: float):
+    computed = composites(VALUES, rescale_accuracy=False, subtract_random_baseline=subtract)
+
+    assert computed.categories['knowledge'].value == pytest.approx(knowledge)
+
+
+@pytest.mark.parametrize('subtract', [True, False])
+def test_without_rescaling_errors_are_those_of_accuracies(subtract: bool):
+    errors = errors_of(composites(SCORED, rescale_accuracy=False, subtract_random_baseline=subtract))
+
+    assert errors['knowledge'] == pytest.approx(math.hypot(A, B) / 2, rel=1e-14)
+    assert errors['safety'] == pytest.approx(C, rel=1e-14)
 
 
 def test_averages_are_over_all_categories_by_default():
-    found = composites(VALUES, averages=None)
+    computed = composites(VALUES, averages=None)
 
-    assert found.averages['default_average'].value == pytest.approx((0.15 - 0.2) / 2)
+    assert computed.averages['default_average'].value == pytest.approx((0.15 - 0.2) / 2)
 
 
 WITH_AN_UNKNOWN_CATEGORY = {'core': ['knowledge', 'programming']}
 
 
 def test_averages_need_each_of_their_categories():
-    found = composites(VALUES, averages=WITH_AN_UNKNOWN_CATEGORY)
+    computed = composites(VALUES, averages=WITH_AN_UNKNOWN_CATEGORY)
 
-    assert found.averages['core'].reason == 'the gauntlet has no category programming'
+    assert computed.averages['core'].reason == 'the gauntlet has no category programming'
 
 
 def test_averages_of_the_reference_ignore_an_unknown_category():
-    found = composites(VALUES, averages=WITH_AN_UNKNOWN_CATEGORY, reference=True)
+    computed = composites(VALUES, averages=WITH_AN_UNKNOWN_CATEGORY, reference=True)
 
-    assert found.averages['core'].value == pytest.approx(0.15)
+    assert computed.averages['core'].value == pytest.approx(0.15)
 
 
 def test_composites_over_a_task_with_unscored_items_have_a_reason():
     """Fix 8: the reference drops the category and averages the others."""
-    found = composites({**VALUES, 'b/3-shot': UNSCORED})
+    computed = composites({**VALUES, 'b/3-shot': UNSCORED})
 
-    assert found.categories['knowledge'].reason == 'benchmarks without a score: b/3-shot (2 of 9 items unscored: nan)'
-    assert found.categories['safety'].value == pytest.approx(-0.2)
-    assert found.averages['core'].value is None
-    assert found.averages['core'].reason == 'categories without a score: knowledge'
+    knowledge = computed.categories['knowledge']
+    assert knowledge.reason == 'benchmarks without a score: b/3-shot (2 of 9 items unscored: nan)'
+    assert computed.categories['safety'].value == pytest.approx(-0.2)
+    assert computed.averages['core'].value is None
+    assert computed.averages['core'].reason == 'categories without a score: knowledge'
 
 
 def test_composites_over_tasks_that_did_not_run_have_a_reason():
-    found = composites({'c/0-shot': VALUES['c/0-shot']})
+    computed = composites({'c/0-shot': VALUES['c/0-shot']})
 
-    assert found.categories['knowledge'].reason == 'benchmarks without a score: a/0-shot, b/3-shot (did not run)'
+    assert computed.categories['knowledge'].reason == 'benchmarks without a score: a/0-shot, b/3-shot (did not run)'
 
 
 def test_the_reference_averages_over_the_remaining_categories():
-    found = composites({task: SCORED[task] for task in ('a/0-shot', 'c/0-shot')}, reference=True)
-    assert found.categories['knowledge'].reason == 'benchmarks without a score: b/3-shot (did not run)'
-    assert found.averages['core'].value == pytest.approx((0.6 - 0.5) / 0.5)
-    assert errors_of(found) == {
+    without_b = {task: SCORED[task] for task in ('a/0-shot', 'c/0-shot')}
+
+    computed = composites(without_b, reference=True)
+
+    assert computed.categories['knowledge'].reason == 'benchmarks without a score: b/3-shot (did not run)'
+    assert computed.averages['core'].value == pytest.approx((0.6 - 0.5) / 0.5)
+    assert errors_of(computed) == {
         'knowledge': None,
         'safety': pytest.approx(2 * C),
         'core': pytest.approx(2 * C),
         'half': None,
     }
-    assert found.averages['half'].value == 0
+    assert computed.averages['half'].value == 0
 
 
 def test_a_benchmark_in_two_categories_contributes_to_both_errors():
@@ -139,7 +155,8 @@ def test_a_benchmark_in_two_categories_contributes_to_both_errors():
 
     errors = errors_of(composites(SCORED, categories=block['categories']))
 
-    knowledge, safety = math.hypot(2 * A, B) / 2, math.hypot(A, C) / 2
+    knowledge = math.hypot(2 * A, B) / 2
+    safety = math.hypot(A, C) / 2
     # Var((k + s) / 2) with the covariance of k and s, which is that of A.
     covariance = (2 * A / 2) * (A / 2)
     core = math.sqrt(knowledge**2 + safety**2 + 2 * covariance) / 2
@@ -150,18 +167,22 @@ def test_a_benchmark_in_two_categories_contributes_to_both_errors():
 
 
 def test_the_metric_stream_has_errors_beside_values():
-    rows = itertools.count()
-    parts = {'law': [(1.0, 1.0), (0.0, 0.0), (0.0, 1.0)], 'physics': [(1.0, 0.0), (0.0, 0.0)]}
     results = [
-        item(next(rows), credit, category=name, metrics={'StrictMatch': strict})
-        for name, pairs in parts.items()
-        for credit, strict in pairs
+        item(0, 1.0, category='law', metrics={'StrictMatch': 1.0}),
+        item(1, 0.0, category='law', metrics={'StrictMatch': 0.0}),
+        item(2, 0.0, category='law', metrics={'StrictMatch': 1.0}),
+        item(3, 1.0, category='physics', metrics={'StrictMatch': 0.0}),
+        item(4, 0.0, category='physics', metrics={'StrictMatch': 0.0}),
     ]
     score = task_score('a/0-shot', [accuracy(METRIC), item_metric('StrictMatch')], results)
+
     stream = metric_stream({'a/0-shot': score}, composites(SCORED), {}, {})
-    law, physics = usual_error([1, 0, 0]), usual_error([1, 0])
+
+    law = usual_error([1, 0, 0])
+    physics = usual_error([1, 0])
     strict_law = usual_error([1, 0, 1])
-    knowledge, safety = math.hypot(A / 0.75, B) / 2, C / 0.5
+    knowledge = math.hypot(A / 0.75, B) / 2
+    safety = C / 0.5
     errors = {
         'metrics/a/0-shot/law/StandardError': law,
         'metrics/a/0-shot/law/StrictMatchStandardError': strict_law,
@@ -181,11 +202,18 @@ def test_the_metric_stream_has_errors_beside_values():
 
 
 def test_the_error_of_a_single_item_is_absent_from_the_stream():
-    results = [item(row, 1.0, category=name) for row, name in enumerate(('law', 'law', 'physics'))]
+    results = [
+        item(0, 1.0, category='law'),
+        item(1, 1.0, category='law'),
+        item(2, 1.0, category='physics'),
+    ]
     score = task_score('a/0-shot', [accuracy(METRIC)], results)
-    lone = {'a/0-shot': credits_of('a/0-shot', [1.0]), 'b/3-shot': SCORED['b/3-shot'], 'c/0-shot': SCORED['c/0-shot']}
-    stream = metric_stream({'a/0-shot': score}, composites(lone), {}, {})
-    assert stream['metrics/a/0-shot/physics/Accuracy'] == stream['metrics/a/0-shot/Accuracy'] == 1
+    with_a_single_item = {**SCORED, 'a/0-shot': credits_of('a/0-shot', [1.0])}
+
+    stream = metric_stream({'a/0-shot': score}, composites(with_a_single_item), {}, {})
+
+    assert stream['metrics/a/0-shot/physics/Accuracy'] == 1
+    assert stream['metrics/a/0-shot/Accuracy'] == 1
     assert {key for key in stream if 'rror' in key} == {
         'metrics/a/0-shot/law/StandardError',
         'metrics/a/0-shot/StandardError',

@@ -151,10 +151,13 @@ def gauntlet_of(*names: str, baseline: float = 0.0):
 def test_a_category_and_its_only_task_have_the_same_interval(credits: list[float], baseline: float):
     accuracy = credits_of('a/0-shot', credits)
     gauntlet = gauntlet_of('a', baseline=baseline)
-    found = compute_composites(gauntlet, {'a/0-shot': accuracy}, {'a/0-shot': 5}, reference=False).by_name
-    expected = [(end - baseline) / (1 - baseline) for end in interval(accuracy)]
-    assert interval(found['all']) == pytest.approx(expected) == interval(found['average'])
-    assert found['all'].standard_error == pytest.approx(accuracy.standard_error / (1 - baseline))
+
+    composites = compute_composites(gauntlet, {'a/0-shot': accuracy}, {'a/0-shot': 5}, reference=False).by_name
+
+    rescaled = [(end - baseline) / (1 - baseline) for end in interval(accuracy)]
+    assert interval(composites['all']) == pytest.approx(rescaled)
+    assert interval(composites['average']) == pytest.approx(rescaled)
+    assert composites['all'].standard_error == pytest.approx(accuracy.standard_error / (1 - baseline))
 
 
 @pytest.fixture
@@ -163,19 +166,19 @@ def none_and_half() -> dict[str, TaskScore]:
     none = [item(row, 0.0) for row in range(5)]
     half = [item(row, float(row % 2), task='b/0-shot') for row in range(20)]
     return {
-        'a/0-shot': task_score('a/0-shot', accuracies(), none),
-        'b/0-shot': task_score('b/0-shot', accuracies(), half),
+        'a/0-shot': task_score('a/0-shot', accuracy_metrics(), none),
+        'b/0-shot': task_score('b/0-shot', accuracy_metrics(), half),
     }
 
 
 def test_a_half_at_0_of_5_is_not_known_exactly_in_composites_tables_and_loggers(none_and_half):
-    none, half = (score.accuracy for score in none_and_half.values())
-    measures = {'a/0-shot': none, 'b/0-shot': half}
+    accuracies = {task: score.accuracy for task, score in none_and_half.items()}
+    error_of_half = accuracies['b/0-shot'].standard_error
+    error = math.hypot(ERROR_OF_NONE, error_of_half) / 2  # towards higher values
 
-    composites = compute_composites(gauntlet_of('a', 'b'), measures, dict.fromkeys(measures, 5), reference=False)
+    composites = compute_composites(gauntlet_of('a', 'b'), accuracies, dict.fromkeys(accuracies, 5), reference=False)
+    stream = metric_stream(none_and_half, composites, {}, dict.fromkeys(accuracies, 1.0))
 
-    error = math.hypot(ERROR_OF_NONE, half.standard_error) / 2  # towards higher values
-    stream = metric_stream(none_and_half, composites, {}, dict.fromkeys(measures, 1.0))
     assert composites.categories['all'].standard_error == pytest.approx(error)
     assert stream['icl/metrics/eval_gauntlet/all/standard_error'] == pytest.approx(error)
     assert Column('score', with_error=True).error(composites.categories['all']) == f'{error:.3f}'
@@ -189,25 +192,34 @@ def test_a_task_at_0_of_5_has_its_interval_in_tables(none_and_half):
     assert Column('score', with_error=True).error(none) == '[0.00, 0.43]'
 
 
-def accuracies() -> list[Metric]:
+def accuracy_metrics() -> list[Metric]:
     return [Metric('Accuracy', lambda results: [result.score for result in results], bounds=(0, 1))]
 
 
 def test_categories_without_variation_are_small_samples_of_their_task():
     """0 of 2 in one category of many says little about the error of all: the variance is right on average."""
-    scores = [('a', 0.0), ('a', 0.0), ('b', 0.0), ('b', 1.0), ('c', 1.0), ('c', 0.0)]
-    results = [item(row, score, category=category) for row, (category, score) in enumerate(scores)]
+    results = [
+        item(0, 0.0, category='a'),
+        item(1, 0.0, category='a'),
+        item(2, 0.0, category='b'),
+        item(3, 1.0, category='b'),
+        item(4, 1.0, category='c'),
+        item(5, 0.0, category='c'),
+    ]
 
-    measure = task_score('a/0-shot', accuracies(), results).accuracy
+    measure = task_score('a/0-shot', accuracy_metrics(), results).accuracy
 
     assert measure.standard_error == pytest.approx(math.sqrt(2 * 0.5**2) / 3)
 
 
 def test_a_difference_has_the_error_of_its_items_also_where_one_run_is_all_wrong():
-    none, some = credits_of('a/0-shot', [0.0] * 10), credits_of('a/0-shot', [0.0, 1.0] * 5)
-    found = difference(none, some, 10).difference
-    assert found.standard_error == pytest.approx(some.standard_error)
-    assert Column('diff', with_error=True).error(found) == f'{some.standard_error:.3f}'
+    none = credits_of('a/0-shot', [0.0] * 10)
+    some = credits_of('a/0-shot', [0.0, 1.0] * 5)
+
+    gain = difference(none, some, 10).difference
+
+    assert gain.standard_error == pytest.approx(some.standard_error)
+    assert Column('diff', with_error=True).error(gain) == f'{some.standard_error:.3f}'
 
 
 def row_of(value: float, *, error: float | None, num_items: int) -> ScoreRow:
