@@ -64,13 +64,17 @@ def test_the_message_counts_the_items_of_all_ranks_once_and_names_the_way_to_res
     out = tmp_path / 'out'
     interrupted = Interrupted(folder=out, option='--resume')
     assert interrupted().endswith('to go on: the same command again')
-    journals.write(out)
+
     # A journal without items makes the folder one that is refused.
+    journals.write(out)
     assert interrupted() == 'nothing was computed yet that could be kept\nto go on: the same command with --resume'
+
+    # Items 0 to 4, of which 2 is in both files and the last line of one is torn.
     journals.write(out, [journals.item(row) for row in range(3)], rank=1)
     torn = journals.write(out, [journals.item(row) for row in (2, 3, 4)], rank=2)
     torn.write_bytes(torn.read_bytes()[:-5])
     assert interrupted() == f'4 finished items are kept in {out}/journal\nto go on: the same command with --resume'
+
     resumed = Interrupted(folder=out, option=None)
     assert resumed().endswith('to go on: the same command again')
 

@@ -50,29 +50,37 @@ def write(folder, evaluation, training=None):
 
 def test_results_hold_metrics_composites_and_reasons(evaluation, tmp_path):
     out = tmp_path / 'out'
-    write(out, evaluation)
-    record = read_results(out)
     accuracy = evaluation.scores['mc/0-shot'].metrics['InContextLearningMultipleChoiceAccuracy'].value
+
+    write(out, evaluation)
+
+    record = read_results(out)
     assert record['metrics']['metrics/mc/0-shot/InContextLearningMultipleChoiceAccuracy'] == accuracy
     assert record['metrics']['icl/metrics/eval_gauntlet/one'] == pytest.approx((accuracy - 0.5) / 0.5)
     task = record['tasks']['mc/0-shot']
     assert (task['data_origin'], task['effective_shots'], task['chance']) == ('own', 0, 1 / 2)
+    assert record['timing']['seconds'] == 2.5
+    assert record['training'] is None
+    assert record['semantics'] == 'corrected'
+
+    # The task that cannot be run, and the category that counts it.
     assert 'prlimit is missing' in record['tasks']['code/0-shot']['reason']
     assert 'prlimit is missing' in record['composites']['categories']['two']['reason']
     assert 'icl/metrics/eval_gauntlet/two' not in record['metrics']
-    assert record['timing']['seconds'] == 2.5
-    assert record['training'] is None and record['semantics'] == 'corrected'
 
 
 def test_results_say_when_and_where_they_were_computed(evaluation, tmp_path, monkeypatch):
     monkeypatch.setenv('GIT_CEILING_DIRECTORIES', str(tmp_path.parent))
     monkeypatch.chdir(tmp_path)
     write(tmp_path / 'out', evaluation)
+
     record = read_results(tmp_path / 'out')
-    environment, timing = record['environment'], record['timing']
-    assert environment['host'] == platform.node() and environment['git_commit'] is None
+    environment = record['environment']
+    assert environment['host'] == platform.node()
+    assert environment['git_commit'] is None
     assert environment['packages']['torch'] == version('torch')
-    started, finished = (datetime.fromisoformat(timing[name]) for name in ('started', 'finished'))
+    started = datetime.fromisoformat(record['timing']['started'])
+    finished = datetime.fromisoformat(record['timing']['finished'])
     assert 2 <= (finished - started).total_seconds() <= 3  # 2.5, in whole seconds
     assert abs((datetime.now(UTC) - finished).total_seconds()) < 60
 
@@ -83,10 +91,30 @@ def test_samples_have_one_line_per_row_in_order_with_all_keys(evaluation, tmp_pa
     lines = [json.loads(line) for line in (out / 'samples' / 'mc_0-shot.jsonl').read_text().splitlines()]
     assert [line['row'] for line in lines] == [0, 1, 2, 3, 4]
     assert list(lines[0]) == [
-        'file', 'row', 'category', 'variant', 'sample', 'gold', 'predicted', 'score', 'logprobs', 'num_tokens',
-        'text', 'answer', 'status', 'reason', 'prompt_sha256', 'cluster', 'prompt_shortened', 'num_shots',
-        'num_characters', 'num_bytes',
-    ]  # fmt: skip
+        # the item
+        'file',
+        'row',
+        'category',
+        'variant',
+        'sample',
+        # its right answer, and what the model chose
+        'gold',
+        'predicted',
+        'score',
+        'logprobs',
+        'num_tokens',
+        'text',
+        'answer',
+        'status',
+        'reason',
+        # its prompt and choices
+        'prompt_sha256',
+        'cluster',
+        'prompt_shortened',
+        'num_shots',
+        'num_characters',
+        'num_bytes',
+    ]
     assert lines[0]['num_characters'] == lines[0]['num_bytes'] == [3, 2]
     assert [line['gold'] for line in lines] == [0, 1, 0, 1, 0]
     assert lines[0]['num_tokens'] == [4, 3]  # with the space
