@@ -58,6 +58,8 @@ class Task(TaskSpec):
     is_verbatim: ClassVar[bool] = False  # white space in generations is significant
     asks_variants: ClassVar[bool] = False  # each question in several ways, as SCORE does; subsets are of questions
 
+    # What a type defines: its metrics, how rows are read, how prompts look and how outputs are scored.
+
     def metrics(self) -> tuple[Metric, ...]:
         """Return the metrics, the accuracy first; none for SCORE."""
         raise NotImplementedError
@@ -195,6 +197,10 @@ class Task(TaskSpec):
         """Return whether prompts of this type can hold shots."""
         return type(self).shot is not Task.shot
 
+    def item_key(self, example: Example, sample: int = 0) -> ItemKey:
+        """Return the key of the item made of an example."""
+        return ItemKey(task=self.key, row=example.row, file=example.file, variant=example.variant, sample=sample)
+
     def with_settings(self, settings: EvaluationSettings) -> Self:
         """Return the task bound to an evaluation's settings; types unknown to llm-foundry drop shots by default."""
         truncation = settings.effective_truncation if self.is_in_llm_foundry else settings.truncation or 'drop_shots'
@@ -207,6 +213,8 @@ class Task(TaskSpec):
             chat_format=settings.chat_format,
             markers=settings.markers,
         )
+
+    # Prompts.
 
     def prompt(self, example: Example, shots: Sequence[Example] = ()) -> Prompt:
         """Return the prompt of an example after these shots, in order."""
@@ -240,15 +248,18 @@ class Task(TaskSpec):
         answer = text[len(context) :]
         return context, answer if self.is_verbatim else answer.strip()
 
+    # The choice of shots.
+
     def examples_with_shots(
         self, examples: Sequence[Example], asked: Sequence[Example]
     ) -> Iterator[tuple[Example, tuple[Example, ...]]]:
         """Yield the `asked` examples, category by category, each with its shots drawn from all examples."""
+        # The generator of llm-foundry's shots runs through all examples, so those that are not asked are drawn too.
         pairs = with_shots(examples, self.draw_shots)
         if len(asked) == len(examples):
             return pairs
-        wanted = {self.item_key(example) for example in asked}
-        return (pair for pair in pairs if self.item_key(pair[0]) in wanted)
+        asked_keys = {self.item_key(example) for example in asked}
+        return ((example, shots) for example, shots in pairs if self.item_key(example) in asked_keys)
 
     def draw_shots(self, members: Sequence[Example]) -> Iterator[tuple[int, ...]]:
         """Yield the indices of the shots of each of these examples, all those of a category."""
@@ -258,6 +269,7 @@ class Task(TaskSpec):
         if self.fewshot == 'fixed':
             questions = [self.ask(member.content, False).contexts for member in members]
             return fixed_indices(questions, num_shots, seed=self.fewshot_random_seed)
+        # llm-foundry never draws an item itself, but does draw other rows that ask the same question.
         drawn = fewshot_indices(len(members), num_shots, seed=self.fewshot_random_seed)
         if self.reference:
             return drawn
@@ -280,21 +292,12 @@ class Task(TaskSpec):
         own: list[Example] = []
         for members in by_category(examples).values():
             questions = [self.question(member.content) for member in members]
-            num_rows_of = Counter(questions)
-            if len(num_rows_of) == len(questions):
-                continue
-            drawn = fewshot_indices(len(members), num_shots, seed=self.fewshot_random_seed)
-            for member, question, indices in zip(members, questions, drawn, strict=True):
-                if num_rows_of[question] > 1 and any(questions[index] == question for index in indices):
-                    own.append(member)
-        if not own or len(asked) == len(examples):
-            return own
-        wanted = {self.item_key(example) for example in asked}
-        return [example for example in own if self.item_key(example) in wanted]
+            indices = shown_own_question(questions, num_shots, seed=self.fewshot_random_seed)
+            own += [members[index] for index in indices]
+        asked_keys = {self.item_key(example) for example in asked}
+        return [example for example in own if self.item_key(example) in asked_keys]
 
-    def item_key(self, example: Example, sample: int = 0) -> ItemKey:
-        """Return the key of the item made of an example."""
-        return ItemKey(task=self.key, row=example.row, file=example.file, variant=example.variant, sample=sample)
+    # Texts of prompts, for the `shot` and `ask` of types.
 
     def part(self, context: str, first: bool) -> str:
         """Return a context with the task's delimiters, the start of a shot or of the question."""
@@ -339,11 +342,12 @@ def fixed_indices(questions: Sequence[Hashable], num_shots: int, *, seed: int) -
     They are drawn from the distinct questions, with a spare that replaces a shot equal to the item's own question. So
     no item is shown the answer to its own question, even if the question is repeated.
     """
-    first_of: dict[Hashable, int] = {}
+    first_index_of: dict[Hashable, int] = {}
     for index, question in enumerate(questions):
-        first_of.setdefault(question, index)
-    rng = random.Random(seed)
-    *shots, spare = rng.sample(list(first_of.values()), min(num_shots + 1, len(first_of)))
+        first_index_of.setdefault(question, index)
+    distinct = list(first_index_of.values())
+    num_drawn = min(num_shots + 1, len(distinct))
+    *shots, spare = random.Random(seed).sample(distinct, num_drawn)
     for question in questions:
         yield tuple(spare if questions[shot] == question else shot for shot in shots)
 
@@ -366,6 +370,7 @@ def redrawn_indices(
             continue
         rng = random.Random(f'{seed}/{item}')
         taken = set(indices)
+        # The rows that may still be drawn: of another question, and no shot yet.
         num_left = len(questions) - num_rows_of[question] - len(taken - own)
         shots = []
         for index in indices:
@@ -381,6 +386,20 @@ def redrawn_indices(
             elif shot_of(index) != shot_of(item):
                 shots.append(index)
         yield tuple(shots)
+
+
+def shown_own_question(questions: Sequence[str], num_shots: int, *, seed: int) -> list[int]:
+    """Return the indices of those questions that llm-foundry draws as one of their own shots, from a duplicate row."""
+    num_rows_of = Counter(questions)
+    # Data without duplicates, nearly all there is, needs no draw.
+    if len(num_rows_of) == len(questions):
+        return []
+    drawn = fewshot_indices(len(questions), num_shots, seed=seed)
+    own = []
+    for item, (question, indices) in enumerate(zip(questions, drawn, strict=True)):
+        if num_rows_of[question] > 1 and any(questions[index] == question for index in indices):
+            own.append(item)
+    return own
 
 
 def by_category(examples: Sequence[Example]) -> dict[str | None, list[Example]]:
@@ -399,7 +418,9 @@ def with_shots(
     `draw` yields the indices of the shots of each example of a category.
     """
     categories = by_category(examples)
-    for category in sorted(categories, key=lambda name: name or ''):
-        members = categories[category]
+    names = sorted(categories, key=lambda name: name or '')
+    # Each category is a dataset of its own in llm-foundry, so it draws shots from its own rows, from the seed on.
+    for name in names:
+        members = categories[name]
         for example, indices in zip(members, draw(members), strict=True):
             yield example, tuple(members[index] for index in indices)

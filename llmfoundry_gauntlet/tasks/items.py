@@ -21,6 +21,7 @@ from llmfoundry_gauntlet.types import (
     GenerateRequest,
     Generation,
     Item,
+    ItemKey,
     ItemResult,
     Output,
     Prompt,
@@ -79,14 +80,19 @@ class Preparation:
             return TokenLimit(max_new_tokens=0, max_prompt_tokens=self.max_seq_len)
         is_given = 'max_new_tokens' in (task.generation_kwargs or {})
         default = task.default_max_new_tokens
+        # Nobody asked for a type's default, so it gives way: half of the length is left for the prompt.
         if default is not None and not is_given:
             max_new_tokens = max(1, min(default, self.max_seq_len // 2))
             return TokenLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - max_new_tokens)
-        right = {text for example in examples for text in task.responses(example.content)}
-        max_new_tokens = num_new_tokens(task, lambda: self.encoder.longest(right, as_reference=task.reference))
+        correct = {text for example in examples for text in task.responses(example.content)}
+
+        def longest() -> int:
+            return self.encoder.longest(correct, as_reference=task.reference)
+
+        max_new_tokens = num_new_tokens(task, longest)
         reserved, source = max_new_tokens, 'about as many as the longest right one'
         if is_given and task.truncation == 'reference' and default is None:
-            reserved = self.encoder.longest(right, as_reference=task.reference) + task.extra_tokens
+            reserved = longest() + task.extra_tokens
         elif is_given:
             source = 'generation_kwargs.max_new_tokens'
         if reserved >= self.max_seq_len:
@@ -104,15 +110,15 @@ class Preparation:
     def encoded(self, asked: Sequence[Example] | None = None) -> list[tuple[Example, EncodedItem]]:
         """Return these examples (default: all) with their token ids, in row order."""
         pairs = self.task.examples_with_shots(self.examples, asked or self.examples)
-        found: list[tuple[Example, EncodedItem]] = []
+        encoded: list[tuple[Example, EncodedItem]] = []
         num_tokens: dict[str, int] = {}
         while chunk := list(islice(pairs, CHUNK)):
-            found += [
-                (example, self.encoded_item(example, fitted, len(shots)))
-                for (example, shots), fitted in zip(chunk, self.fitted(chunk, num_tokens), strict=True)
-            ]
-        places = {self.task.item_key(example): place for place, example in enumerate(self.examples)}
-        return sorted(found, key=lambda pair: places[self.task.item_key(pair[0])])
+            fitted = self.fitted(chunk, num_tokens)
+            for (example, shots), prompt in zip(chunk, fitted, strict=True):
+                encoded.append((example, self.encoded_item(example, prompt, len(shots))))
+        # The pairs are sorted by category.
+        row_order = {self.task.item_key(example): index for index, example in enumerate(self.examples)}
+        return sorted(encoded, key=lambda pair: row_order[self.task.item_key(pair[0])])
 
     def fitted(
         self, pairs: Sequence[ExampleWithShots], num_tokens: dict[str, int] | None = None
@@ -121,16 +127,23 @@ class Preparation:
 
         `num_tokens` caches the number of tokens of each shot across calls.
         """
+        # llm-foundry truncates token ids, whatever shots they are; see `truncated_item`.
         if self.task.truncation == 'reference':
-            return self.encoder.prompts([self.task.prompt(example, shots) for example, shots in pairs])
-        return fit_shots(self.encoder, [self.shortenable(example, shots) for example, shots in pairs], num_tokens)
+            prompts = [self.task.prompt(example, shots) for example, shots in pairs]
+            return self.encoder.prompts(prompts)
+        shortenables = [self.shortenable(example, shots) for example, shots in pairs]
+        return fit_shots(self.encoder, shortenables, num_tokens)
 
     def shortenable(self, example: Example, shots: Sequence[Example]) -> Shortenable:
         """Return the prompt of an example after the last n of these shots, for any n."""
         task = self.task
+
+        def with_last(num_shots: int) -> Prompt:
+            return task.prompt(example, shots[len(shots) - num_shots :])
+
         return Shortenable(
             shots=tuple(task.shot(shot.content, False) for shot in shots),
-            build=lambda num_shots: task.prompt(example, shots[len(shots) - num_shots :]),
+            build=with_last,
             max_tokens=self.token_limits[example.category].max_prompt_tokens,
         )
 
@@ -148,33 +161,40 @@ class Preparation:
     def item(self, example: Example, encoded: EncodedItem) -> Item:
         """Return the item of an example."""
         task = self.task
-        key = task.item_key(example)
-        request: Request = ScoreRequest(
-            key=key,
-            contexts=encoded.contexts,
-            continuations=encoded.continuations,
-            prompt_shortened=encoded.prompt_shortened,
-            unscorable=encoded.unscorable,
-        )
-        if task.generates:
-            request = GenerateRequest(
-                key=key,
-                context=encoded.contexts[0],
-                max_new_tokens=encoded.max_new_tokens,
-                stops=task.own_stops(self.stops, example.content),
-                sampling=task.sampling(key.variant),
-                reasoning=task.reasoning(encoded.ending),
-                verbatim=task.is_verbatim,
-                restores_space=task.is_in_llm_foundry and (task.reference or not self.encoder.needs_space),
-                prompt_shortened=encoded.prompt_shortened,
-                unscorable=encoded.unscorable,
-            )
+        request = self.generate_request(example, encoded) if task.generates else self.score_request(example, encoded)
         return Item(
             example=example,
             prompt_sha256=encoded.prompt_sha256,
             num_shots=encoded.num_shots,
             request=request,
             choices=() if task.generates else task.ask(example.content, False).continuations,
+        )
+
+    def score_request(self, example: Example, encoded: EncodedItem) -> Request:
+        """Return the request to score the continuations of an example."""
+        return ScoreRequest(
+            key=self.task.item_key(example),
+            contexts=encoded.contexts,
+            continuations=encoded.continuations,
+            prompt_shortened=encoded.prompt_shortened,
+            unscorable=encoded.unscorable,
+        )
+
+    def generate_request(self, example: Example, encoded: EncodedItem) -> Request:
+        """Return the request to generate from the prompt of an example."""
+        task = self.task
+        key = task.item_key(example)
+        return GenerateRequest(
+            key=key,
+            context=encoded.contexts[0],
+            max_new_tokens=encoded.max_new_tokens,
+            stops=task.own_stops(self.stops, example.content),
+            sampling=task.sampling(key.variant),
+            reasoning=task.reasoning(encoded.ending),
+            verbatim=task.is_verbatim,
+            restores_space=task.is_in_llm_foundry and (task.reference or not self.encoder.needs_space),
+            prompt_shortened=encoded.prompt_shortened,
+            unscorable=encoded.unscorable,
         )
 
 
@@ -187,7 +207,9 @@ def num_new_tokens(task: Task, longest: Callable[[], int]) -> int:
     if given is not None:
         return given
     default = task.default_max_new_tokens
-    return max(longest() + task.extra_tokens, 1) if default is None else default
+    if default is not None:
+        return default
+    return max(longest() + task.extra_tokens, 1)
 
 
 def untokenized_items(
@@ -202,25 +224,28 @@ def untokenized_items(
         prompt = task.prompt(example, shots)
         for sample in range(task.num_samples):
             key = task.item_key(example, sample)
-            request: Request = ScoreRequest(key=key, contexts=(), continuations=())
-            if task.generates:
-                sampling = task.sampling(key.variant)
-                request = GenerateRequest(
-                    key=key,
-                    context=NO_IDS,
-                    max_new_tokens=0,
-                    stops=task.own_stops(stops, example.content),
-                    sampling=sampling,
-                    reasoning=task.reasoning(prompt.text),
-                )
             item = Item(
                 example=example,
                 prompt_sha256=prompt.sha256,
                 num_shots=prompt.num_shots,
-                request=request,
+                request=untokenized_request(task, key, prompt, task.own_stops(stops, example.content)),
                 choices=prompt.continuations,
             )
             yield item, prompt
+
+
+def untokenized_request(task: Task, key: ItemKey, prompt: Prompt, stops: StopRule) -> Request:
+    """Return a request without token ids, which says how another model's output is read."""
+    if not task.generates:
+        return ScoreRequest(key=key, contexts=(), continuations=())
+    return GenerateRequest(
+        key=key,
+        context=NO_IDS,
+        max_new_tokens=0,
+        stops=stops,
+        sampling=task.sampling(key.variant),
+        reasoning=task.reasoning(prompt.text),
+    )
 
 
 def item_result(
@@ -241,6 +266,7 @@ def item_result(
         return result_of(item, None, Score.unscored(request.unscorable or NO_OUTPUT))
     if not isinstance(output, Generation):
         return result_of(item, output, task.score(output, content))
+    # Only what follows the reasoning is scored. If it does not end, an empty answer is scored for its other metrics.
     assert isinstance(request, GenerateRequest)
     reading = read_generation(output.text, request.stops, request.reasoning)
     answer = replace(output, text=reading.answer or '')
@@ -269,7 +295,12 @@ def without_answer(score: Score, output: Generation) -> Score:
 
 def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
     """Combine an item, its output and its score into an ItemResult."""
+    # Lengths are those of the choices as they are in the data, without the space that joins them to the prompt.
     choices = [text.removeprefix(' ') for text in item.choices]
+    num_bytes = [len(text.encode('utf-8', 'surrogatepass')) for text in choices]
+    logprobs: tuple[float, ...] | None = None  # of each continuation
+    if isinstance(output, ScoreOutput):
+        logprobs = tuple(float(of_tokens.sum()) for of_tokens in output.logprobs)
     num_tokens: tuple[int, ...] | None = None  # of each continuation, or of the generation
     if isinstance(item.request, ScoreRequest):
         num_tokens = tuple(map(len, item.request.continuations))
@@ -281,7 +312,7 @@ def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
         gold=item.example.content.gold,
         predicted=score.predicted,
         score=score.value,
-        logprobs=tuple(float(one.sum()) for one in output.logprobs) if isinstance(output, ScoreOutput) else None,
+        logprobs=logprobs,
         num_tokens=num_tokens,
         reason=score.reason,
         prompt_sha256=item.prompt_sha256,
@@ -292,6 +323,6 @@ def result_of(item: Item, output: Output | None, score: Score) -> ItemResult:
         metrics=score.metrics,
         facts=score.facts,
         num_characters=tuple(map(len, choices)) or None,
-        num_bytes=tuple(len(text.encode('utf-8', 'surrogatepass')) for text in choices) or None,
+        num_bytes=tuple(num_bytes) or None,
         cluster=item.example.cluster,
     )

@@ -58,72 +58,100 @@ def prepare_tasks(
     """
     if folder is None or any(preparation.encoder.fingerprint is None for preparation in preparations.values()):
         return {key: preparation.items(subsets.get(key)) for key, preparation in preparations.items()}
+    encoded = encoded_tasks(preparations, folder, subsets)
+    trim(folder)
+    items: dict[str, list[Item]] = {}
+    for key, preparation in preparations.items():
+        examples = subsets.get(key) or preparation.examples
+        pairs = zip(examples, encoded[key], strict=True)
+        items[key] = [preparation.item(example, of_example) for example, of_example in pairs]
+    return items
+
+
+def encoded_tasks(
+    preparations: Mapping[str, Preparation], folder: Path, subsets: Mapping[str, Sequence[Example]]
+) -> dict[str, list[EncodedItem]]:
+    """Return the token ids of all items by task, from the cache, or computed and stored there."""
     encoded: dict[str, list[EncodedItem]] = {}
     is_writable = True
-    order, rank = list(preparations), int(os.environ.get('LOCAL_RANK', '0'))
+    for key in order_of_rank(list(preparations)):
+        subset = subsets.get(key)
+        path = folder / f'{cache_name(preparations[key], subset)}{SUFFIX}'
+        items = load_items(path)
+        if items is None:
+            items = [item for _, item in preparations[key].encoded(subset)]
+            # After one failure nothing more is tried: one warning, not one for each task.
+            is_writable = is_writable and store(path, items)
+        encoded[key] = items
+    return encoded
+
+
+def order_of_rank(keys: list[str]) -> list[str]:
+    """Return the tasks in this rank's order, so that the ranks of a machine begin with different ones."""
+    rank = int(os.environ.get('LOCAL_RANK', '0'))
     if rank:
-        random.Random(rank).shuffle(order)
-    for key in order:
-        path = folder / f'{cache_name(preparations[key], subsets.get(key))}{SUFFIX}'
-        found = load_items(path)
-        if found is None:
-            found = [item for _, item in preparations[key].encoded(subsets.get(key))]
-            is_writable = is_writable and store(path, found)
-        encoded[key] = found
-    trim(folder)
-    return {
-        key: [
-            preparation.item(example, item)
-            for example, item in zip(subsets.get(key) or preparation.examples, encoded[key], strict=True)
-        ]
-        for key, preparation in preparations.items()
-    }
+        random.Random(rank).shuffle(keys)
+    return keys
 
 
 def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None) -> str:
     """Return the cache name of a task's items, for all examples or a subset.
 
-    It contains a digest of everything the items depend on. Instead of the rows and the task type's code, that covers
-    every text of a row that a prompt can hold: as a shot and as a question, first or not.
+    It contains a digest of everything the items depend on.
     """
     task = preparation.task
     (num_shots,) = task.num_fewshot
-    # A question has shots before it or, if they are dropped, nothing but the instruction.
-    first_without_shots = not task.prompt_string
-    firsts = sorted({False, first_without_shots}) if num_shots else [first_without_shots]
-    digest = hashlib.sha256()
-    in_chat = False
-    for example in preparation.examples:
-        content = example.content
-        prompts = [task.ask(content, first) for first in firsts]
-        in_chat = in_chat or task.apply_chat_template or any(prompt.chat_template for prompt in prompts)
-        texts = (
-            [task.shot(content, first) for first in firsts] if num_shots else [],
-            [(prompt.own_texts, prompt.continuations) for prompt in prompts],
-            task.responses(content) if task.generates else (),
-        )
-        described = (example.row, example.file, example.variant, example.category, texts)
-        digest.update(repr(described).encode('utf-8', 'surrogatepass'))
+    texts, is_in_chat = digest_of_texts(preparation)
     settings = {
+        # The code that makes and stores items.
         'format': FORMAT_VERSION,
         'prompts': PROMPTS_VERSION,
         'package': version('llmfoundry-gauntlet'),
         'python': sys.version_info[:2],  # the order of a set of shots is Python's
+        # The tokenizer; its chat template only if a prompt is sent in chat, so that it may change for all others.
         'tokenizer': preparation.encoder.fingerprint,
         'chat_template': (
             task.apply_chat_template,
-            preparation.encoder.chat_template if in_chat else None,
-            json.dumps(asdict(task.chat_format), sort_keys=True) if in_chat else None,
+            preparation.encoder.chat_template if is_in_chat else None,
+            json.dumps(asdict(task.chat_format), sort_keys=True) if is_in_chat else None,
         ),
+        # The task, its rows, and how prompts are made of them.
         'task': task.keys,
         'max_seq_len': preparation.max_seq_len,
         'truncation': task.truncation,
         'fewshot': (task.fewshot, FIXED_VERSION, task.semantics),
-        'texts': digest.hexdigest(),
-        'subset': None if subset is None else [(one.file, one.row, one.variant) for one in subset],
+        'texts': texts,
+        'subset': None if subset is None else [(example.file, example.row, example.variant) for example in subset],
     }
     key = hashlib.sha256(repr(settings).encode('utf-8', 'surrogatepass')).hexdigest()
     return f'{task.label[:MAX_LABEL]}_{num_shots}-shot_{key[:40]}'
+
+
+def digest_of_texts(preparation: Preparation) -> tuple[str, bool]:
+    """Return a digest of the texts that prompts are made of, and whether any of these is sent in chat.
+
+    Texts stand for the rows and for the code of the task's type, whose version is unknown if it is a plugin's: a row or
+    a type that gives the same texts gives the same items. So the digest covers every text of a row that a prompt can
+    hold: as a shot and as a question, first or not.
+    """
+    task = preparation.task
+    has_shots = task.num_fewshot != (0,)
+    # A question has shots before it or, if they are dropped, nothing but the instruction.
+    first_without_shots = not task.prompt_string
+    firsts = sorted({False, first_without_shots}) if has_shots else [first_without_shots]
+    digest = hashlib.sha256()
+    is_in_chat = task.apply_chat_template
+    for example in preparation.examples:
+        content = example.content
+        prompts = [task.ask(content, first) for first in firsts]
+        is_in_chat = is_in_chat or any(prompt.chat_template for prompt in prompts)
+        shots = [task.shot(content, first) for first in firsts] if has_shots else []
+        questions = [(prompt.own_texts, prompt.continuations) for prompt in prompts]
+        responses = task.responses(content) if task.generates else ()  # the token limit depends on their lengths
+        texts = (shots, questions, responses)
+        described = (example.row, example.file, example.variant, example.category, texts)
+        digest.update(repr(described).encode('utf-8', 'surrogatepass'))
+    return digest.hexdigest(), is_in_chat
 
 
 def load_items(path: Path) -> list[EncodedItem] | None:
@@ -143,10 +171,10 @@ def load_items(path: Path) -> list[EncodedItem] | None:
         rows = json.loads(arrays['items'].tobytes())
     items = []
     for num_contexts, context_of, num_continuations, settings in rows:
-        contexts = list(islice(pieces, num_contexts))
+        distinct_contexts = list(islice(pieces, num_contexts))
         items.append(
             EncodedItem(
-                contexts=tuple(contexts[place] for place in context_of),
+                contexts=tuple(distinct_contexts[index] for index in context_of),
                 continuations=tuple(islice(pieces, num_continuations)),
                 **settings,
             )
@@ -159,12 +187,14 @@ def store(path: Path, items: Sequence[EncodedItem]) -> bool:
     pieces: list[Ids] = []  # of each item its distinct contexts, then its continuations
     rows = []
     for item in items:
-        contexts = {id(context): context for context in item.contexts}  # equal contexts are the same array
-        places = {name: place for place, name in enumerate(contexts)}
-        pieces += [*contexts.values(), *item.continuations]
+        # Equal contexts are the same array, see EncodedItem; `load_items` makes them one again.
+        distinct_contexts = {id(context): context for context in item.contexts}
+        index_of = {identity: index for index, identity in enumerate(distinct_contexts)}
+        context_of = [index_of[id(context)] for context in item.contexts]
+        pieces += distinct_contexts.values()
+        pieces += item.continuations
         settings = {name: getattr(item, name) for name in STORED}
-        context_of = [places[id(context)] for context in item.contexts]
-        rows.append((len(contexts), context_of, len(item.continuations), settings))
+        rows.append((len(distinct_contexts), context_of, len(item.continuations), settings))
     buffer = io.BytesIO()
     np.savez(
         buffer,
@@ -183,12 +213,17 @@ def store(path: Path, items: Sequence[EncodedItem]) -> bool:
 
 def trim(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
     """Delete the least recently used files beyond the limit, and old unfinished files."""
+    # Other ranks and runs may delete the same files at the same time, so a missing one is no error.
     with contextlib.suppress(OSError):
-        entries = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(folder))
-        total = sum(size for _, size, path in entries if path.endswith(SUFFIX))
-        for used, size, path in entries:
-            is_excess = path.endswith(SUFFIX) and total > limit_bytes
-            if is_excess or (path.endswith(UNFINISHED) and used < time.time() - LEFTOVER_SECONDS):
-                total -= size if is_excess else 0
+        files = [(entry.stat(), entry.path) for entry in os.scandir(folder)]
+        files.sort(key=lambda file: (file[0].st_mtime, file[0].st_size, file[1]))
+        total_bytes = sum(stat.st_size for stat, path in files if path.endswith(SUFFIX))
+        oldest_unfinished = time.time() - LEFTOVER_SECONDS
+        for stat, path in files:
+            is_excess = path.endswith(SUFFIX) and total_bytes > limit_bytes
+            is_leftover = path.endswith(UNFINISHED) and stat.st_mtime < oldest_unfinished
+            if is_excess:
+                total_bytes -= stat.st_size
+            if is_excess or is_leftover:
                 with contextlib.suppress(OSError):
                     os.unlink(path)
