@@ -307,31 +307,51 @@ def texts_of(path: Path) -> list[str]:
 
 
 def test_messages_in_troubleshooting_exist_in_the_package():
-    messages = re.findall(r'^\| `(.+?)` \|', TROUBLE.read_text('utf-8'), re.MULTILINE)
-    program = '\n'.join(text for path in PACKAGE.rglob('*.py') for text in texts_of(path))
-    for message in (one for one in messages if UNKNOWN in one or ' ' in one):
-        parts = [part.strip() for part in message.split(UNKNOWN) if len(part.strip()) > 7]
-        assert parts, message
-        assert [part for part in parts if part not in program] == []
+    texts_of_first_column = re.findall(r'^\| `(.+?)` \|', TROUBLE.read_text('utf-8'), re.MULTILINE)
+    messages = [text for text in texts_of_first_column if UNKNOWN in text or ' ' in text]
+    texts_of_package = '\n'.join(text for path in PACKAGE.rglob('*.py') for text in texts_of(path))
+
+    for message in messages:
+        # What is between the formatted values; shorter parts would be found anywhere.
+        long_parts = [part.strip() for part in message.split(UNKNOWN) if len(part.strip()) > 7]
+        assert long_parts, message
+        assert [part for part in long_parts if part not in texts_of_package] == []
 
 
-def test_names_packages_and_files_in_extending_exist():
-    text = EXTENDING.read_text('utf-8')
-    item = text.partition('## The path of an item')[2]
-    for name in set(re.findall(r'`([a-z_]+(?:\.\w+)+)`', item)) - {'results.json'}:
+def path_of_an_item() -> str:
+    return EXTENDING.read_text('utf-8').partition('## The path of an item')[2]
+
+
+def test_names_on_the_path_of_an_item_exist():
+    names = set(re.findall(r'`([a-z_]+(?:\.\w+)+)`', path_of_an_item()))
+
+    for name in names - {'results.json'}:
         pkgutil.resolve_name(f'{PACKAGE.name}.{name}')
-    packages = re.findall(r'`([a-z]+)`', ''.join(line for line in item.splitlines() if line.startswith('| `')))
-    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == '.py' or (path / '__init__.py').is_file()}
-    assert set(packages) == there - {'__init__', '__main__'}
-    rows = [line for line in text.splitlines() if re.match(r'\| (a|an|models|clusters) .*`|\|.*`tests/', line)]
+
+
+def test_the_path_of_an_item_has_every_package():
+    rows = [line for line in path_of_an_item().splitlines() if line.startswith('| `')]
+    packages_named = set(re.findall(r'`([a-z]+)`', ''.join(rows)))
+
+    packages = {path.stem for path in PACKAGE.iterdir() if path.suffix == '.py' or (path / '__init__.py').is_file()}
+    assert packages_named == packages - {'__init__', '__main__'}
+
+
+def test_files_in_extending_exist():
+    lines = EXTENDING.read_text('utf-8').splitlines()
+    rows = [line for line in lines if re.match(r'\| (a|an|models|clusters) .*`|\|.*`tests/', line)]
     files = re.findall(r'`((?:[\w.]+/)+[\w.]*|\w+\.py)`', ''.join(rows))
-    assert len(rows) > 20 and len(files) > 40
+
+    assert len(rows) > 20
+    assert len(files) > 40
     assert [name for name in files if not (ROOT / name).exists() and not (PACKAGE / name).exists()] == []
 
 
 def anchors_of(page: Path) -> set[str]:
-    heads = re.findall(r'^#+ (.+)$', page.read_text('utf-8'), re.MULTILINE)
-    return {re.sub(r'\s+', '-', re.sub(r'[^\w\s-]', '', head).strip().lower()) for head in heads}
+    """Return the anchors of all headings: small letters, hyphens for spaces, no other signs."""
+    headings = re.findall(r'^#+ (.+)$', page.read_text('utf-8'), re.MULTILINE)
+    without_signs = [re.sub(r'[^\w\s-]', '', heading).strip().lower() for heading in headings]
+    return {re.sub(r'\s+', '-', heading) for heading in without_signs}
 
 
 @each_page
@@ -342,35 +362,56 @@ def test_links_lead_to_files_and_headings(page: Path):
             assert not head or head in anchors_of(page.parent / target), f'{target}#{head}'
 
 
-def test_every_page_is_in_the_site_which_loads_nothing_from_elsewhere(tmp_path: Path):
-    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '--site-dir', tmp_path]
+@pytest.fixture(scope='module')
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return every page of the site by its name."""
+    folder = tmp_path_factory.mktemp('site')
+    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '--site-dir', folder]
     environment = {**os.environ, 'NO_MKDOCS_2_WARNING': '1'}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
-    pages = {path.stem: path.read_text('utf-8') for path in tmp_path.glob('*.html')}
-    assert pages.keys() == {page.stem for page in PAGES} | {'404'}
-    loads = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="?(?:https?:)?//[^>]*>')
-    assert all('assets/javascripts' in page for page in pages.values())
-    assert {name: loads.findall(page) for name, page in pages.items() if loads.search(page)} == {}
+    return {path.stem: path.read_text('utf-8') for path in folder.glob('*.html')}
+
+
+def test_every_page_is_in_the_site(site: dict[str, str]):
+    assert site.keys() == {page.stem for page in PAGES} | {'404'}
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: dict[str, str]):
+    from_elsewhere = re.compile(r'<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)="?(?:https?:)?//[^>]*>')
+
+    assert all('assets/javascripts' in page for page in site.values())
+    assert {name: from_elsewhere.findall(page) for name, page in site.items() if from_elsewhere.search(page)} == {}
 
 
 def test_the_training_page_shows_every_setting_with_its_default():
     [block] = [block for block in blocks_of(ROOT / 'docs' / 'training.md') if block.language == 'yaml']
     shown = yaml.safe_load(block.text)['callbacks']['eval_gauntlet']
-    fields = {field.name: field.default for field in dataclasses.fields(EvaluationSettings)}
-    assert list(shown) == list(fields)
-    for name in fields.keys() - {'tasks', 'gauntlet'}:
-        assert shown[name] == (list(fields[name]) if isinstance(fields[name], tuple) else fields[name]), name
+
+    defaults = {field.name: field.default for field in dataclasses.fields(EvaluationSettings)}
+    assert list(shown) == list(defaults)
+    for name in defaults.keys() - {'tasks', 'gauntlet'}:
+        default = defaults[name]
+        assert shown[name] == (list(default) if isinstance(default, tuple) else default), name
+
+
+def names_of_commands(command: Any, name: str) -> list[str]:
+    """Return the full name of each command below this one."""
+    commands = getattr(command, 'commands', {})
+    if not commands:
+        return [name]
+    names = []
+    for word, inner in commands.items():
+        names += names_of_commands(inner, f'{name} {word}')
+    return names
 
 
 def test_getting_started_has_every_command():
-    def names(command: Any, name: str) -> list[str]:
-        inner = getattr(command, 'commands', {})
-        return [one for word, part in inner.items() for one in names(part, f'{name} {word}')] if inner else [name]
+    code_on_page = inline_code(ROOT / 'docs' / 'index.md')
+    names = names_of_commands(COMMANDS, 'gauntlet')
 
-    spoken, wanted = inline_code(ROOT / 'docs' / 'index.md'), names(COMMANDS, 'gauntlet')
-    assert len(wanted) > 10
-    assert [name for name in wanted if not any(text.startswith(name) for text in spoken)] == []
+    assert len(names) > 10
+    assert [name for name in names if not any(code.startswith(name) for code in code_on_page)] == []
 
 
 def words_in_code_of(page: str) -> set[str]:

@@ -46,7 +46,9 @@ def settings(write_jsonl, tmp_path: Path) -> dict[str, Any]:
     for label, (kind, rows) in ROWS.items():
         write_jsonl(f'{label}.jsonl', rows)
         task = {'label': label, 'dataset_uri': f'{label}.jsonl', 'num_fewshot': [1], 'icl_task_type': kind}
-        tasks.append(task | ({'cot_delimiter': ' # '} if label == 'riddles' else {}))
+        if label == 'riddles':
+            task['cot_delimiter'] = ' # '
+        tasks.append(task)
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': tasks}))
     benchmarks = [{'name': label, 'num_fewshot': 1} for label in ROWS]
     gauntlet = {'categories': [{'name': 'all', 'benchmarks': benchmarks}]}
@@ -72,7 +74,9 @@ def right_answers(settings: dict[str, Any]) -> list[dict[str, Any]]:
         elif len(request['choices']) == 1:
             answers.append(name | {'logprobs': [-0.5], 'is_argmax': True})
         else:
-            answers.append(name | {'logprobs': [-1.0 if i == row['gold'] else -9.0 for i in range(2)]})
+            logprobs = [-9.0, -9.0]
+            logprobs[row['gold']] = -1.0
+            answers.append(name | {'logprobs': logprobs})
     return answers
 
 
@@ -80,18 +84,28 @@ def scored(settings: dict[str, Any], path: Path, **options: Any) -> Any:
     return score_answers(data_of(settings), read_answers(path), **options)
 
 
-def test_requests_have_everything_an_engine_needs(settings: dict[str, Any]):
-    of_generation = ['stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed']
+@pytest.fixture
+def requests(settings: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the request of each task and row."""
+    return {(request['task'], request['row']): request for request in requests_of(settings)}
 
-    requests = {(request['task'], request['row']): request for request in requests_of(settings)}
+
+GENERATION_KEYS = ['stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed']
+
+
+def test_there_is_a_request_for_each_item_and_all_have_the_same_keys(requests):
+    keys = [*NAMES, 'prompt', 'choices', *GENERATION_KEYS]
 
     assert len(requests) == 14
-    assert all(list(request) == [*NAMES, 'prompt', 'choices', *of_generation] for request in requests.values())
+    assert all(list(request) == keys for request in requests.values())
 
-    # A continuation, after one of the other three rows as the shot.
-    prompt = requests['sums', 0]['prompt']
-    assert prompt in [f'{i}+{i}= {2 * i}\n0+0=' for i in (1, 2, 3)]
-    assert requests['sums', 0] == {
+
+def test_a_request_for_log_probabilities_has_the_prompt_and_the_choices(requests):
+    request = requests['sums', 0]
+
+    prompt = request['prompt']
+    assert prompt in [f'{shot}+{shot}= {2 * shot}\n0+0=' for shot in (1, 2, 3)]
+    assert request == {
         'task': 'sums',
         'num_shots': 1,
         'file': None,
@@ -100,21 +114,30 @@ def test_requests_have_everything_an_engine_needs(settings: dict[str, Any]):
         'sample': 0,
         'prompt': prompt,
         'choices': [' 0'],
-        **dict.fromkeys(of_generation),
+        **dict.fromkeys(GENERATION_KEYS),
     }
 
-    # Choices of one prompt, and one choice for each of several prompts.
+
+def test_a_request_of_multiple_choice_has_all_choices(requests):
     assert requests['colours', 0]['choices'] == [' red', ' deep blue']
-    assert [text[-7:] for text in requests['pronouns', 0]['prompt']] == ['the cup', 'the jug']
+
+
+def test_a_request_of_a_schema_task_has_a_prompt_for_each_choice(requests):
+    assert [prompt[-7:] for prompt in requests['pronouns', 0]['prompt']] == ['the cup', 'the jug']
     assert requests['pronouns', 1]['choices'] == [' held 1.', ' held 1.']
 
-    # A generation.
+
+def test_a_request_for_a_generation_says_how_to_generate(requests):
     riddle = requests['riddles', 0]
-    assert riddle['prompt'] in [f'Twice {i}? {i} and {i} # {2 * i}\nTwice 0?' for i in (1, 2, 3)]
+
+    assert riddle['prompt'] in [f'Twice {shot}? {shot} and {shot} # {2 * shot}\nTwice 0?' for shot in (1, 2, 3)]
     assert riddle['choices'] is None
     assert riddle['stop'] == []
     assert riddle['seed'] is None
-    assert (riddle['temperature'], riddle['top_p'], riddle['top_k']) == (0.0, 1.0, 0)
+    assert riddle['temperature'] == 0.0
+    assert riddle['top_p'] == 1.0
+    assert riddle['top_k'] == 0
+    # Half of the characters of the longest answer, one for the rest of the division, and 10.
     assert riddle['max_new_tokens'] == len('3 and 3 # 6') // 2 + 1 + 10
 
 
@@ -140,30 +163,53 @@ def test_token_limits_follow_the_longest_right_answer_of_a_category(write_jsonl,
     assert token_limits(None) == [1, 1, 3, 3]
 
 
-def test_exported_prompts_equal_those_of_an_evaluation(settings: dict[str, Any], tmp_path: Path, character_tokenizer):
-    """By the recorded digests, for every task type, also with fixed shots."""
-    for fewshot in ('reference', 'fixed'):
-        own = {**settings, 'fewshot': fewshot}
-        prepared = prepare_evaluation(data_of(own), Encoder(character_tokenizer), max_seq_len=4096)
-        answers = write_answers(tmp_path, right_answers(own))
-        digests = {r.key: r.prompt_sha256 for results in scored(own, answers).results.values() for r in results}
-        assert digests == {key: item.prompt_sha256 for key, item in prepared.items.items()}
+@pytest.mark.parametrize('fewshot', ['reference', 'fixed'])
+def test_exported_prompts_equal_those_of_an_evaluation(
+    settings: dict[str, Any], tmp_path: Path, character_tokenizer, fewshot: str
+):
+    """By the recorded digests, for every task type."""
+    settings = {**settings, 'fewshot': fewshot}
+    prepared = prepare_evaluation(data_of(settings), Encoder(character_tokenizer), max_seq_len=4096)
+
+    evaluation = scored(settings, write_answers(tmp_path, right_answers(settings)))
+
+    digests = {result.key: result.prompt_sha256 for results in evaluation.results.values() for result in results}
+    assert digests == {key: item.prompt_sha256 for key, item in prepared.items.items()}
 
 
-def test_right_and_wrong_answers_are_scored(settings: dict[str, Any], tmp_path: Path):
-    answers = right_answers(settings)
-    evaluation = scored(settings, write_answers(tmp_path, answers[::-1]))
+def test_right_answers_in_any_order_are_right(settings: dict[str, Any], tmp_path: Path):
+    reversed_answers = right_answers(settings)[::-1]
+
+    evaluation = scored(settings, write_answers(tmp_path, reversed_answers))
+
     assert [score.accuracy.value for score in evaluation.scores.values()] == [1, 1, 1, 1]
     assert evaluation.composites.categories['all'].value == 1
+
+
+def test_a_generation_is_scored_up_to_its_stop_with_all_metrics(settings: dict[str, Any], tmp_path: Path):
+    evaluation = scored(settings, write_answers(tmp_path, right_answers(settings)))
+
     riddle = evaluation.results['riddles/1-shot'][3]
-    assert (riddle.text, riddle.answer, riddle.num_tokens) == ('some thought # 6 apples', '6 apples', None)
+    assert riddle.text == 'some thought # 6 apples'
+    assert riddle.answer == '6 apples'
+    assert riddle.num_tokens is None
     metrics = evaluation.scores['riddles/1-shot'].metrics
-    assert metrics['StrictMatch'].value == 0 and metrics['NumericMatch'].value == 1
+    assert metrics['StrictMatch'].value == 0
+    assert metrics['NumericMatch'].value == 1
     assert metrics['TruncatedShare'].reason == 'TruncatedShare is not known of 4 of 4 items'
-    for answer in answers:
-        answer.update({'text': 'no # idea'} if 'text' in answer else {'logprobs': answer['logprobs'][::-1]})
-        answer.update({'is_argmax': False})
-    evaluation = scored(settings, write_answers(tmp_path, answers))
+
+
+def test_wrong_answers_are_wrong(settings: dict[str, Any], tmp_path: Path):
+    wrong_answers = right_answers(settings)
+    for answer in wrong_answers:
+        answer['is_argmax'] = False
+        if 'text' in answer:
+            answer['text'] = 'no # idea'
+        else:
+            answer['logprobs'].reverse()
+
+    evaluation = scored(settings, write_answers(tmp_path, wrong_answers))
+
     assert [score.accuracy.value for score in evaluation.scores.values()] == [0, 0, 0, 0]
 
 
@@ -172,43 +218,70 @@ def test_numbers_of_tokens_make_means_of_sums(settings: dict[str, Any], tmp_path
     answers = right_answers(settings)
     for answer in answers:
         if answer['task'] == 'colours':
-            answer.update({'logprobs': [-3.0, -4.0], 'num_tokens': [1, 2] if answer['row'] else None})
-    found = scored(settings, write_answers(tmp_path, answers)).results['colours/1-shot']
-    assert [one.predicted for one in found] == [0, 1, 1, 1]
+            answer['logprobs'] = [-3.0, -4.0]
+            answer['num_tokens'] = [1, 2] if answer['row'] else None
+
+    evaluation = scored(settings, write_answers(tmp_path, answers))
+
+    predictions = [result.predicted for result in evaluation.results['colours/1-shot']]
+    assert predictions == [0, 1, 1, 1]
+
+
+def answers_with_colours_changed(settings: dict[str, Any], fields: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """Return right answers of which the first to `colours` (red, deep blue) has other fields, and its line."""
+    answers = right_answers(settings)
+    index = next(index for index, answer in enumerate(answers) if answer['task'] == 'colours')
+    answers[index] |= fields
+    return answers, index + 1
 
 
 @pytest.mark.parametrize(
     ('fields', 'wrong'),
     [
-        # red, deep blue
-        ({'logprobs': [0.7, 0.3]}, 'logprobs[0] is 0.7'),  # probabilities
+        # Probabilities.
+        ({'logprobs': [0.7, 0.3]}, 'logprobs[0] is 0.7'),
         ({'logprobs': [0.0, 1.0]}, 'logprobs[1] is 1'),
         ({'logprobs': [2e-5, 3e-4]}, 'logprobs[0] is 2e-05'),  # of long choices
-        ({'logprobs': [1.5, 0.25]}, 'logprobs[0] is 1.5'),  # losses
+        # Losses.
+        ({'logprobs': [1.5, 0.25]}, 'logprobs[0] is 1.5'),
         ({'logprobs': [-2.0, 0.01]}, 'logprobs[1] is 0.01'),
+        # No numbers of a model.
         ({'logprobs': [None, math.inf]}, 'logprobs[1] is inf'),
         ({'logprobs': [10**400, -1]}, 'logprobs[0]: is '),
+        # More tokens than characters.
         ({'logprobs': [-1, -2], 'num_tokens': [1, 10**12]}, f'num_tokens[1] is {10**12}; allowed: '),
         ({'logprobs': [-1, -2], 'num_tokens': [10**30, 1]}, f'num_tokens[0] is {10**30}; allowed: '),
         ({'logprobs': [-1, -2], 'num_tokens': [3, 500]}, 'num_tokens[1] is 500; allowed: '),
-        # None: scored
-        ({'logprobs': [4e-7, 2e-7]}, None),  # rounded
-        ({'logprobs': [5e-4, -9.0]}, None),
-        ({'logprobs': [0, 0.0]}, None),
-        ({'logprobs': [-1, -2], 'num_tokens': [3, 9]}, None),  # a token per byte
-        ({'logprobs': [-1, -2], 'num_tokens': [4, 11]}, None),  # and the space, and one besides
     ],
 )
-def test_numbers_that_no_model_can_give_are_errors(settings: dict[str, Any], tmp_path: Path, fields, wrong):
-    answers = right_answers(settings)
-    place = next(place for place, answer in enumerate(answers) if answer['task'] == 'colours')
-    answers[place] |= fields
-    path = write_answers(tmp_path, answers)
-    if wrong is None:
-        assert len(scored(settings, path).results['colours/1-shot']) == 4
-    else:
-        (problem,) = (problem for problem in problems_of(data_of(settings), path) if 'no answer' not in problem)
-        assert problem.startswith(f'line {place + 1}: ') and wrong in problem
+def test_numbers_that_no_model_can_give_are_errors(settings: dict[str, Any], tmp_path: Path, fields, wrong: str):
+    answers, line = answers_with_colours_changed(settings, fields)
+
+    problems = problems_of(data_of(settings), write_answers(tmp_path, answers))
+
+    (problem,) = [problem for problem in problems if 'no answer' not in problem]
+    assert problem.startswith(f'line {line}: ')
+    assert wrong in problem
+
+
+@pytest.mark.parametrize(
+    'fields',
+    [
+        # Certain answers, rounded.
+        {'logprobs': [4e-7, 2e-7]},
+        {'logprobs': [5e-4, -9.0]},
+        {'logprobs': [0, 0.0]},
+        # Tokens of a byte, then also the space, and one besides.
+        {'logprobs': [-1, -2], 'num_tokens': [3, 9]},
+        {'logprobs': [-1, -2], 'num_tokens': [4, 11]},
+    ],
+)
+def test_numbers_at_the_limits_of_what_a_model_gives_are_scored(settings: dict[str, Any], tmp_path: Path, fields):
+    answers, _ = answers_with_colours_changed(settings, fields)
+
+    evaluation = scored(settings, write_answers(tmp_path, answers))
+
+    assert len(evaluation.results['colours/1-shot']) == 4
 
 
 def test_the_probability_of_a_continuation_is_no_log_probability(settings: dict[str, Any], tmp_path: Path):
