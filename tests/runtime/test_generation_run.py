@@ -57,40 +57,56 @@ def evaluate(settings: dict[str, Any], model: HuggingFaceModel) -> tuple[EvalGau
 def test_an_evaluation_of_only_generation_tasks(settings, caplog):
     with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
         callback, logged = evaluate(settings, tiny.composer_model())
-    said = [record.message for record in caplog.records if 'probe' in record.message]
-    assert len(said) == 1
-    assert said[0].startswith('generation: key-value cache, prompts in a token stream (probe: 8 generations within ')
+
+    (line,) = [message for message in caplog.messages if 'probe' in message]
+    assert line.startswith('generation: key-value cache, prompts in a token stream (probe: 8 generations within ')
     for task in ('greedy/1-shot', 'drawn/1-shot'):
         assert all(0 <= logged[f'metrics/{task}/{metric}'] <= 1 for metric in METRICS)
     results = [result for results in callback.evaluation.results.values() for result in results]
-    assert len(results) == 40 == logged['gauntlet/items']
-    assert all(result.text is not None and result.status == 'scored' for result in results)
+    assert len(results) == logged['gauntlet/items'] == 40
+    assert all(result.text is not None for result in results)
+    assert all(result.status == 'scored' for result in results)
     assert not any(stop in result.text for result in results for stop in 'aeiou')
-    cut = sum(result.metrics['TruncatedShare'] for result in callback.evaluation.results['greedy/1-shot'])
-    assert logged['metrics/greedy/1-shot/TruncatedShare'] == pytest.approx(cut / 20)
+    greedy_results = callback.evaluation.results['greedy/1-shot']
+    num_truncated = sum(result.metrics['TruncatedShare'] for result in greedy_results)
+    assert logged['metrics/greedy/1-shot/TruncatedShare'] == pytest.approx(num_truncated / 20)
     assert logged['gauntlet/seconds/drawn/1-shot'] > 0
 
 
-def test_chosen_budgets_are_recorded_and_used_again(settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Records of another version, without one of the numbers, are replaced."""
-    folder = tmp_path / 'records'
+@pytest.fixture
+def recorded_budget(settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Budget], Budget]:
+    """Return a function that evaluates where a budget would be chosen, and returns the one in the records."""
 
-    def budgets(chosen: Budget) -> tuple[int | None, ...]:
-        """Return the tokens and requests per batch when these would be chosen for a new evaluation."""
+    def evaluate_and_read(chosen: Budget) -> Budget:
         monkeypatch.setattr(runner, 'automatic_budget', lambda *_, **__: chosen)
-        evaluate({**settings, 'save_folder': str(folder)}, tiny.composer_model())
-        record = json.loads((folder / 'results.json').read_text())
-        names = ('tokens_per_batch', 'generation_tokens_per_batch', 'requests_per_batch')
-        return tuple(record['config'][name] for name in names)
+        evaluate({**settings, 'save_folder': str(tmp_path / 'records')}, tiny.composer_model())
+        config = tiny.record(tmp_path / 'records')['config']
+        return Budget(
+            scoring=config['tokens_per_batch'],
+            generation=config['generation_tokens_per_batch'],
+            requests=config['requests_per_batch'],
+        )
 
-    assert budgets(Budget(scoring=300, generation=150, requests=7)) == (300, 150, 7)
-    assert budgets(Budget(scoring=90, generation=80, requests=9)) == (300, 150, 7)
-    record = json.loads((folder / 'results.json').read_text())
+    return evaluate_and_read
+
+
+FIRST_BUDGET = Budget(scoring=300, generation=150, requests=7)
+OTHER_BUDGET = Budget(scoring=90, generation=80, requests=9)
+
+
+def test_a_chosen_budget_is_recorded_and_used_again(recorded_budget):
+    assert recorded_budget(FIRST_BUDGET) == FIRST_BUDGET
+    assert recorded_budget(OTHER_BUDGET) == FIRST_BUDGET
+
+
+def test_records_of_another_version_without_a_part_of_the_budget_are_replaced(recorded_budget, tmp_path: Path):
+    recorded_budget(FIRST_BUDGET)
+    record = tiny.record(tmp_path / 'records')
     del record['identity']['requests_per_batch']
-    (folder / 'results.json').write_text(json.dumps(record))
-    assert budgets(Budget(scoring=90, generation=80, requests=9)) == (90, 80, 9)
-    timing = json.loads((folder / 'results.json').read_text())['timing']
-    assert timing['reused_items'] == 0
+    (tmp_path / 'records' / 'results.json').write_text(json.dumps(record))
+
+    assert recorded_budget(OTHER_BUDGET) == OTHER_BUDGET
+    assert tiny.record(tmp_path / 'records')['timing']['reused_items'] == 0
 
 
 def test_a_model_without_a_cache_generates_and_logs_it(settings, caplog):
@@ -103,11 +119,14 @@ def test_a_model_without_a_cache_generates_and_logs_it(settings, caplog):
 def test_without_eos_generations_reach_their_limit(settings, tmp_path: Path):
     task = settings['tasks'][0]
     del task['early_stopping_criteria']
-    bare = tiny.tokenizer()
-    bare.eos_token = bare.pad_token = None
+    tokenizer_without_eos = tiny.tokenizer()
+    tokenizer_without_eos.eos_token = tokenizer_without_eos.pad_token = None
     network = small('llama')
     network.generation_config.eos_token_id = None
-    callback, _ = evaluate({**settings, 'tasks': [task]}, HuggingFaceModel(network, tokenizer=bare))
+    model = HuggingFaceModel(network, tokenizer=tokenizer_without_eos)
+
+    callback, _ = evaluate({**settings, 'tasks': [task]}, model)
+
     results = callback.evaluation.results['greedy/1-shot']
     assert {result.num_tokens for result in results} == {(9,)}
     assert {result.metrics['TruncatedShare'] for result in results} == {1.0}
@@ -124,19 +143,42 @@ def test_without_eos_generations_reach_their_limit(settings, tmp_path: Path):
 def test_a_generation_beyond_the_positions_is_an_error(settings, count: int, semantics: str, problem: str):
     settings['tasks'][0]['generation_kwargs'] = {'max_new_tokens': count}
     settings['semantics'] = semantics
+
     with pytest.raises(ModelError, match=f'greedy/1-shot: {problem}'):
         evaluate(settings, tiny.composer_model())
-    if semantics == 'reference':
-        _, logged = evaluate(settings, tiny.composer_model(small('mpt')))  # whose positions have no end
-        assert 0 <= logged[f'metrics/greedy/1-shot/{METRICS[0]}'] <= 1
 
 
-@pytest.mark.parametrize(('own', 'expected'), [(None, {7}), (9, {7, 9}), ([8, 9], {7, 8, 9})])
-def test_generation_config_names_further_end_tokens(own, expected):
-    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=own))
-    assert end_ids(SimpleNamespace(eos_token_id=7), model, reference=False) == expected
-    assert end_ids(SimpleNamespace(eos_token_id=7), model, reference=True) == {7}
-    assert end_ids(SimpleNamespace(eos_token_id=None), model, reference=True) == set()
+def test_generations_of_the_reference_may_be_longer_where_positions_have_no_end(settings):
+    settings['tasks'][0]['generation_kwargs'] = {'max_new_tokens': 127}
+    settings['semantics'] = 'reference'
+
+    _, logged = evaluate(settings, tiny.composer_model(small('mpt')))
+
+    assert 0 <= logged[f'metrics/greedy/1-shot/{METRICS[0]}'] <= 1
+
+
+def end_ids_of(*, tokenizer: int | None, model: Any, reference: bool) -> set[int]:
+    """Return the end tokens, given those of the tokenizer and of the model's generation_config."""
+    network = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=model))
+    return end_ids(SimpleNamespace(eos_token_id=tokenizer), network, reference=reference)
+
+
+@pytest.mark.parametrize(
+    ('model', 'expected'),
+    [
+        (None, {7}),
+        (9, {7, 9}),
+        ([8, 9], {7, 8, 9}),
+    ],
+)
+def test_generation_config_names_further_end_tokens(model, expected: set[int]):
+    assert end_ids_of(tokenizer=7, model=model, reference=False) == expected
+
+
+@pytest.mark.parametrize('model', [None, 9, [8, 9]])
+def test_reference_semantics_have_only_the_end_token_of_the_tokenizer(model):
+    assert end_ids_of(tokenizer=7, model=model, reference=True) == {7}
+    assert end_ids_of(tokenizer=None, model=model, reference=True) == set()
 
 
 @pytest.fixture
@@ -146,23 +188,32 @@ def programs(tmp_path: Path) -> dict[str, Any]:
     return {'tasks': [tiny.write_programs(tmp_path)], 'data_root': str(tmp_path)}
 
 
-def test_programs_run_beside_the_model_and_all_are_scored(programs, tmp_path):
-    callback, logged = evaluate({**programs, 'save_folder': str(tmp_path / 'records')}, tiny.composer_model())
+def test_programs_run_beside_the_model_and_each_score_is_that_of_its_text(programs):
+    callback, _ = evaluate(programs, tiny.composer_model())
+
     results = callback.evaluation.results['programs/0-shot']
-    assert [(result.key.row, result.key.sample) for result in results] == [(n, k) for n in range(6) for k in range(3)]
-    problems = callback.data.examples['programs/0-shot']
+    expected_keys = [(row, sample) for row in range(6) for sample in range(3)]
+    assert [(result.key.row, result.key.sample) for result in results] == expected_keys
     task = callback.data.suite.tasks[0]
-    for result in results:  # each score is that of its text
+    problems = callback.data.examples['programs/0-shot']
+    for result in results:
         program = task.program(problems[result.key.row].content)
         assert result.score == check_completion(program, result.text, sandbox()).passed
     assert {result.score for result in results} == {0.0, 1.0}
-    assert set(CODE_METRICS) <= {key.rsplit('/', 1)[1] for key in logged if key.startswith('metrics/programs/0-shot/')}
-    share = sum(result.score for result in results) / len(results)
-    accuracy = logged['metrics/programs/0-shot/InContextLearningCodeEvalAccuracy']
-    assert accuracy == pytest.approx(share) == logged['metrics/programs/0-shot/PassAt1']
-    assert logged['metrics/programs/0-shot/PassAt3'] >= accuracy
-    (record,) = (tmp_path / 'records').rglob('results.json')
-    assert json.loads(record.read_text())['config']['sandbox'] == str(sandbox())
+
+
+def test_metrics_of_programs_are_logged_and_the_sandbox_is_recorded(programs, tmp_path):
+    callback, logged = evaluate({**programs, 'save_folder': str(tmp_path / 'records')}, tiny.composer_model())
+
+    prefix = 'metrics/programs/0-shot/'
+    assert set(CODE_METRICS) <= {key.rsplit('/', 1)[1] for key in logged if key.startswith(prefix)}
+    results = callback.evaluation.results['programs/0-shot']
+    share_passed = sum(result.score for result in results) / len(results)
+    assert logged[f'{prefix}InContextLearningCodeEvalAccuracy'] == pytest.approx(share_passed)
+    assert logged[f'{prefix}PassAt1'] == pytest.approx(share_passed)
+    assert logged[f'{prefix}PassAt3'] >= logged[f'{prefix}InContextLearningCodeEvalAccuracy']
+    (path,) = (tmp_path / 'records').rglob('results.json')
+    assert json.loads(path.read_text())['config']['sandbox'] == str(sandbox())
 
 
 class Broken(Exception):

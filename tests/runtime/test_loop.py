@@ -36,9 +36,9 @@ def drive(loop: EvaluationLoop) -> tuple[dict[ItemKey, ItemResult], list[Step]]:
     """Return all results and steps of an evaluation."""
     results, steps = {}, []
     for step in loop:
-        found = step.run()
-        assert not results.keys() & found.keys(), 'an item was scored twice'
-        results.update(found)
+        results_of_step = step.run()
+        assert not results.keys() & results_of_step.keys(), 'an item was scored twice'
+        results.update(results_of_step)
         steps.append(step)
     assert loop.work.num_steps == len(steps), "Composer's progress bar needs the number of steps"
     return results, steps
@@ -59,16 +59,20 @@ def check(results: dict[ItemKey, ItemResult], expected: dict[ItemKey, ItemResult
     assert {key for key, result in results.items() if result.status == 'unscored'} == unscored
     for key, result in results.items():
         if key in unscored:
-            assert (result.score, result.reason) == (None, NON_FINITE)
+            assert result.score is None
+            assert result.reason == NON_FINITE
         else:
-            assert (result.score, result.predicted) == (expected[key].score, expected[key].predicted)
+            assert result.score == expected[key].score
+            assert result.predicted == expected[key].predicted
             np.testing.assert_allclose(result.logprobs, expected[key].logprobs, rtol=0, atol=1e-5)
 
 
 def check_by_bare_forwards(results: dict[ItemKey, ItemResult], loop: EvaluationLoop) -> None:
-    assert results.keys() == loop.prepared.items.keys() and len(results) == 28
+    items = loop.prepared.items
+    assert len(items) == 28
+    assert results.keys() == items.keys()
     for key, result in results.items():
-        expected = networks.sums_alone(loop.runner.model.model, [loop.prepared.items[key].request])
+        expected = networks.sums_alone(loop.runner.model.model, [items[key].request])
         np.testing.assert_allclose(result.logprobs, expected, rtol=0, atol=1e-5)
 
 
@@ -83,21 +87,32 @@ def test_the_processes_that_compare_math_answers_end_with_the_evaluation(setting
     assert worker.process.poll() is not None
 
 
-def test_items_are_scored_once_as_by_bare_forwards_and_with_new_weights_by_the_same_plan(settings):
+def test_items_are_scored_once_as_by_bare_forwards(settings):
+    loop = tiny.loop_of(settings)
+
+    results, steps = drive(loop)
+
+    check_by_bare_forwards(results, loop)
+    assert len(steps) > 3
+    assert max(batch.num_tokens for batch in loop.planned.batches) <= 200
+
+
+def test_a_second_evaluation_has_the_numbers_of_the_new_weights_by_the_same_plan(settings):
     """Mutations: cached values of the first evaluation are used in the second; the plan is made again."""
     loop = tiny.loop_of(settings)
-    first, steps = drive(loop)
-    check_by_bare_forwards(first, loop)
-    assert len(steps) > 3 and max(batch.num_tokens for batch in loop.planned.batches) <= 200
-    planned, network = loop.planned, loop.runner.model.model
+    before, _ = drive(loop)
+    planned = loop.planned
+    network = loop.runner.model.model
     with torch.no_grad():
         network.model.layers[0].self_attn.v_proj.weight.mul_(-1)
-    sizes = count_forwards(network)
-    second, steps = drive(loop)
+    sizes_of_forwards = count_forwards(network)
+
+    after, steps = drive(loop)
+
     assert loop.planned is planned
-    assert len(sizes) == len(steps) - 1
-    check_by_bare_forwards(second, loop)
-    assert any(abs(first[key].logprobs[0] - second[key].logprobs[0]) > 0.1 for key in first)
+    assert len(sizes_of_forwards) == len(steps) - 1
+    check_by_bare_forwards(after, loop)
+    assert any(abs(before[key].logprobs[0] - after[key].logprobs[0]) > 0.1 for key in before)
 
 
 def test_a_batch_is_scored_while_the_device_runs_the_next(settings):
@@ -105,10 +120,15 @@ def test_a_batch_is_scored_while_the_device_runs_the_next(settings):
     loop = tiny.loop_of(settings)
     head = loop.runner.model.model.lm_head.weight.requires_grad_(False)
     expected, _ = drive(loop)
-    head.mul_(-1)
+    head.mul_(-1)  # so that results of the abandoned evaluation differ
+
     for step in islice(loop, 3):  # the plan and two batches
-        found = step.run()
-    assert found.keys() == {request.key for request in assign(loop.planned.batches, num_ranks=1)[0][0].requests}
+        results_of_step = step.run()
+
+    first_batch = assign(loop.planned.batches, num_ranks=1)[0][0]
+    assert results_of_step.keys() == {request.key for request in first_batch.requests}
+
+    # The second batch was run and is not scored.
     loop.stop()
     head.mul_(-1)
     results, _ = drive(loop)
@@ -118,12 +138,12 @@ def test_a_batch_is_scored_while_the_device_runs_the_next(settings):
 def tokens_of_the_probe(settings: dict[str, Any]) -> set[int]:
     """Return the tokens that the first step gives a model; they are always the same."""
     loop = tiny.loop_of(settings)
-    seen: set[int] = set()
+    tokens: set[int] = set()
     loop.runner.model.model.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.update(kwargs['input_ids'].unique().tolist()), with_kwargs=True
+        lambda _, args, kwargs: tokens.update(kwargs['input_ids'].unique().tolist()), with_kwargs=True
     )
     next(iter(loop)).run()
-    return seen
+    return tokens
 
 
 def broken_task(settings: dict[str, Any], character: str) -> dict[str, Any]:
@@ -133,34 +153,51 @@ def broken_task(settings: dict[str, Any], character: str) -> dict[str, Any]:
     return {'label': 'broken', 'dataset_uri': 'broken.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
 
 
-@pytest.mark.parametrize(('in_probe', 'is_alone'), [(False, False), (True, False), (False, True)])
-def test_a_nan_token_affects_only_its_items(settings, in_probe: bool, is_alone: bool):
-    """Its embedding is NaN. In the stream all eight items of its tree are affected at first.
-
-    Alone they are the only batch, although the model is not broken. Mutation: items are not run again by themselves.
-    """
-    given, model = tokens_of_the_probe(settings), tiny.composer_model()
-    tokens = {character: model.tokenizer.convert_tokens_to_ids(character) for character in '@#$%&*<>~^{}|'}
-    character, token = next((text, token) for text, token in tokens.items() if (token in given) == in_probe)
-    others = [] if is_alone else read_yaml(settings['tasks'])['icl_tasks']
-    gauntlet = None if is_alone else settings['gauntlet']
-    settings = {**settings, 'tasks': [*others, broken_task(settings, character)], 'gauntlet': gauntlet}
-    loop = tiny.loop_of(settings, model)
-    expected, _ = drive(loop)
-    assert loop.planned.layout == STREAM and (len(loop.planned.batches) == 1) == is_alone
-    broken = {key for key, item in loop.prepared.items.items() if is_given(item.request, token)}
-    assert broken == {ItemKey('broken/0-shot', 2), ItemKey('broken/0-shot', 5)}
-    with torch.no_grad():
-        model.model.get_input_embeddings().weight[token] = torch.nan
+def evaluated_by_composer(settings: dict[str, Any], model: Any) -> Any:
     callback = EvalGauntlet(**settings, save_folder=None)
     trainer = Trainer(model=model, callbacks=[callback], device='cpu', progress_bar=False)
     trainer.eval()
     trainer.close()
-    evaluation = callback.evaluation
+    return callback.evaluation
+
+
+@pytest.mark.parametrize(
+    ('in_probe', 'is_alone'),
+    [
+        (False, False),  # in the stream all eight items of its tree are affected at first
+        (True, False),  # the probe finds NaN in the stream, which leaves padded rows
+        (False, True),  # its items are the only batch, although the model is not broken
+    ],
+)
+def test_a_token_whose_embedding_is_nan_affects_only_its_items(settings, in_probe: bool, is_alone: bool):
+    """Mutation: items are not run again by themselves."""
+    model = tiny.composer_model()
+    probed_tokens = tokens_of_the_probe(settings)
+    tokens = {character: model.tokenizer.convert_tokens_to_ids(character) for character in '@#$%&*<>~^{}|'}
+    character = next(character for character, token in tokens.items() if (token in probed_tokens) == in_probe)
+    if is_alone:
+        settings = {**settings, 'tasks': [broken_task(settings, character)], 'gauntlet': None}
+    else:
+        other_tasks = read_yaml(settings['tasks'])['icl_tasks']
+        settings = {**settings, 'tasks': [*other_tasks, broken_task(settings, character)]}
+    loop = tiny.loop_of(settings, model)
+    expected, _ = drive(loop)
+    assert loop.planned.layout == STREAM
+    assert (len(loop.planned.batches) == 1) == is_alone
+    token = tokens[character]
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight[token] = torch.nan
+
+    evaluation = evaluated_by_composer(settings, model)
+
     assert evaluation.planned.layout == (PADDED_ROWS if in_probe else STREAM)
     score = evaluation.scores['broken/0-shot']
-    assert (score.num_items, score.num_unscored) == (8, 2)
-    check({result.key: result for results in evaluation.results.values() for result in results}, expected, broken)
+    assert score.num_items == 8
+    assert score.num_unscored == 2
+    keys_of_token = {key for key, item in loop.prepared.items.items() if is_given(item.request, token)}
+    assert keys_of_token == {ItemKey('broken/0-shot', 2), ItemKey('broken/0-shot', 5)}
+    results = {result.key: result for results in evaluation.results.values() for result in results}
+    check(results, expected, keys_of_token)
 
 
 def is_given(request, token: int) -> bool:
@@ -169,23 +206,36 @@ def is_given(request, token: int) -> bool:
     return any(token in context or token in continuation[:-1] for context, continuation in parts)
 
 
-def test_a_nan_model_is_unscored_without_reruns_and_probed_again_once_it_is_whole(settings):
-    """Mutations: every item of a broken model is run again by itself; the first layout is kept, whatever is found."""
+def test_all_items_of_a_nan_model_are_unscored_without_being_run_again(settings):
+    """Mutation: every item of a broken model is run again by itself."""
     loop = tiny.loop_of(settings)
     network = loop.runner.model.model
-    weight = network.model.norm.weight.requires_grad_(False)
-    whole = weight.clone()
-    weight.fill_(torch.nan)
+    network.model.norm.weight.requires_grad_(False).fill_(torch.nan)
     steps = iter(loop)
-    next(steps).run()
-    sizes = count_forwards(network)
+    next(steps).run()  # the probe and the plan
+    sizes_of_forwards = count_forwards(network)
+
     results = {key: result for step in steps for key, result in step.run().items()}
-    assert len(sizes) == len(loop.planned.batches)
-    assert len(results) == 28
-    assert all((result.score, result.reason) == (None, NON_FINITE) for result in results.values())
+
     assert loop.planned.layout == PADDED_ROWS
-    weight.copy_(whole)
+    assert len(sizes_of_forwards) == len(loop.planned.batches)
+    assert len(results) == 28
+    assert all(result.score is None for result in results.values())
+    assert all(result.reason == NON_FINITE for result in results.values())
+
+
+def test_a_nan_model_is_probed_again_once_it_is_whole(settings):
+    """Mutation: the first layout is kept, whatever is found."""
+    loop = tiny.loop_of(settings)
+    weight = loop.runner.model.model.model.norm.weight.requires_grad_(False)
+    whole_weight = weight.clone()
+    weight.fill_(torch.nan)
+    drive(loop)
+    assert loop.planned.layout == PADDED_ROWS
+    weight.copy_(whole_weight)
+
     results, _ = drive(loop)
+
     assert loop.planned.layout == STREAM
     assert all(result.status == 'scored' for result in results.values())
 
@@ -201,7 +251,9 @@ def test_running_out_of_memory_changes_no_score(settings, caplog):
             raise torch.OutOfMemoryError('too many tokens')
 
     loop.runner.model.model.register_forward_pre_hook(fail, with_kwargs=True)
+
     results, _ = drive(loop)
+
     check(results, expected, set())
     assert len([message for message in caplog.messages if 'out of memory' in message]) == 1
 
@@ -234,21 +286,27 @@ def test_ranks_agree_where_nothing_is_probed():
 
 def test_scores_follow_eager_attention_with_one_log_line(settings, caplog):
     """A Gemma 2 loaded with sdpa, in two evaluations. Mutation: leave out `check_attention`."""
-    scores, lines = [], []
-    for loaded in ('eager', 'sdpa'):
+
+    def evaluated_twice(attention: str) -> tuple[dict[ItemKey, ItemResult], list[str]]:
+        """Return the results of the second evaluation, and the lines about attention of both."""
         caplog.clear()
         network = networks.network(
-            'gemma2', vocab_size=259, max_position_embeddings=128, attn_implementation=loaded, sliding_window=1000
+            'gemma2', vocab_size=259, max_position_embeddings=128, attn_implementation=attention, sliding_window=1000
         )
         loop = tiny.loop_of(settings, tiny.composer_model(network))
         drive(loop)
-        scores.append(drive(loop)[0])
-        lines.append([one.getMessage() for one in caplog.records if one.getMessage().startswith('attention: ')])
-        assert network.config._attn_implementation == loaded
-    assert lines == [[], ['attention: sdpa leaves out attn_logit_softcapping; evaluation follows eager attention']]
-    for key, result in scores[0].items():
+        results, _ = drive(loop)
+        assert network.config._attn_implementation == attention
+        return results, [message for message in caplog.messages if message.startswith('attention: ')]
+
+    of_eager, lines_of_eager = evaluated_twice('eager')
+    of_sdpa, lines_of_sdpa = evaluated_twice('sdpa')
+
+    assert lines_of_eager == []
+    assert lines_of_sdpa == ['attention: sdpa leaves out attn_logit_softcapping; evaluation follows eager attention']
+    for key, result in of_eager.items():
         if result.logprobs is not None:
-            np.testing.assert_allclose(scores[1][key].logprobs, result.logprobs, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(of_sdpa[key].logprobs, result.logprobs, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize('semantics', ['corrected', 'reference'])
@@ -258,7 +316,9 @@ def test_only_reference_semantics_pad_to_max_seq_len(settings, semantics: str):
     tasks = read_yaml(settings['tasks'])['icl_tasks']
     tasks[0]['max_seq_len'] = 100
     changed = {**settings, 'tasks': tasks, 'semantics': semantics, 'max_seq_len': 300}
+
     rotary = tiny.loop_of(changed, tiny.composer_model(network)).runner.language_model.rotary
+
     assert rotary.base == 128
     lengths = set(rotary.padded_to.values())
     assert lengths == ({100, 300} if semantics == 'reference' else set())

@@ -33,11 +33,13 @@ folder = logged_evaluations.folder
 def test_tensorboard_has_each_value_once_after_a_repetition(folder: Path, caplog: pytest.LogCaptureFixture):
     for batch, accuracy in [(2, 0.5), (4, 0.75), (4, 0.75), (2, 0.5), (4, 0.25)]:
         log_once({'tensorboard': {'log_dir': 'tensorboard'}}, {**METRICS, KEY: accuracy}, batch)
-    found = logged.tensorboard_values(folder)
-    assert found[KEY] == [(2, 0.5), (4, 0.75), (4, 0.25)]
-    assert found['gauntlet/batch'] == [(2, 2.0), (4, 4.0)]
+
+    values = logged.tensorboard_values(folder)
+    assert values[KEY] == [(2, 0.5), (4, 0.75), (4, 0.25)]
+    assert values['gauntlet/batch'] == [(2, 2.0), (4, 4.0)]
     (warning,) = warnings_of(caplog)
-    assert 'batch 4' in warning and KEY in warning
+    assert 'batch 4' in warning
+    assert KEY in warning
     assert list(logged.tensorboard_charts(folder)) == ['gauntlet: composites', 'gauntlet: accuracy of tasks']
 
 
@@ -82,11 +84,18 @@ def wandb_run(folder: Path) -> Any:
 
 def test_wandb_gets_the_arguments_of_the_run_and_those_of_init_kwargs(folder: Path):
     arguments = {'project': 'p', 'entity': 'e', 'group': 'g', 'tags': ['a', 'b']}
-    others = {'project': 'other', 'id': 'mine', 'notes': 'n'}
+    others = {'project': 'other', 'id': 'own-id', 'notes': 'n'}
+
     log_once({'wandb': offline(folder, **arguments, init_kwargs=others)}, METRICS, 2)
+
     run = wandb_run(folder)
-    assert (run.project, run.entity, run.run_group, run.run_id, run.notes) == ('p', 'e', 'g', 'mine', 'n')
-    assert (run.display_name, list(run.tags)) == ('tiny', ['a', 'b'])
+    assert run.project == 'p'  # rather than the one of init_kwargs
+    assert run.entity == 'e'
+    assert run.run_group == 'g'
+    assert run.run_id == 'own-id'
+    assert run.notes == 'n'
+    assert run.display_name == 'tiny'
+    assert list(run.tags) == ['a', 'b']
     assert [update.key for update in run.config.update if not update.key.startswith('_wandb')] == []
 
 

@@ -28,9 +28,11 @@ def refused(gauntlet: Any, models: Path, tmp_path: Path) -> Callable[..., str]:
     """Return the error of `gauntlet run` for a model that it refuses."""
 
     def run(model: Any, *words: Any) -> str:
-        settings = ('--tasks', models / 'tasks.yaml', '--data-root', models, '--out', tmp_path / 'out')
-        status, _, error = gauntlet('run', '--model', model, *settings, '--device', 'cpu', *words)
-        assert (status, error.count('error: ')) == (2, 1), error
+        tasks = ['--tasks', models / 'tasks.yaml', '--data-root', models]
+        options = ['--out', tmp_path / 'out', '--device', 'cpu', *words]
+        status, _, error = gauntlet('run', '--model', model, *tasks, *options)
+        assert status == 2, error
+        assert error.count('error: ') == 1, error
         assert not (tmp_path / 'out').exists()
         return error.partition('error: ')[2].strip()
 
@@ -122,13 +124,22 @@ def test_a_sharded_checkpoint_that_is_damaged(models: Path, tmp_path: Path, refu
 
 def test_weights_that_are_no_floating_numbers(models: Path, tmp_path: Path, refused: Refused):
     content = torch.load(models / 'whole.pt', weights_only=False)
-    content['state']['model'] = {name: value.to(torch.int8) for name, value in content['state']['model'].items()}
+    weights = content['state']['model']
+    content['state']['model'] = {name: weight.to(torch.int8) for name, weight in weights.items()}
     torch.save(content, tmp_path / 'x.pt')
+
     error = refused(tmp_path / 'x.pt')
-    assert 'the weights cannot be read: model.embed_tokens.weight is int8, ' in error and 'allowed: float32, ' in error
+
+    assert 'the weights cannot be read: model.embed_tokens.weight is int8, ' in error
+    assert 'allowed: float32, ' in error
+
+
+def test_quantised_weights(models: Path, tmp_path: Path, refused: Refused):
     folder = shutil.copytree(models / 'one', tmp_path / 'one')
     config = json.loads((folder / 'config.json').read_text())
-    (folder / 'config.json').write_text(json.dumps({**config, 'quantization_config': {'quant_method': 'fp8'}}))
+    config['quantization_config'] = {'quant_method': 'fp8'}
+    (folder / 'config.json').write_text(json.dumps(config))
+
     assert f'{folder}: has quantised weights; allowed: float32, ' in refused(folder)
 
 
@@ -149,13 +160,17 @@ def test_a_missing_model(refused: Refused, name: str, found: str):
 def test_a_hub_that_cannot_be_reached_is_asked_once(models: Path, tmp_path: Path):
     """Mutation: transformers asks for each file, and repeats itself for half a minute, twice in the log."""
     hub = {'HF_HUB_OFFLINE': '0', 'HF_ENDPOINT': 'http://127.0.0.1:9', 'HF_HOME': str(tmp_path)}
-    words = ('run', '--model', 'nobody/nothing', '--tasks', models / 'tasks.yaml', '--data-root', models)
-    words += ('--out', tmp_path / 'out')
-    command = [sys.executable, '-m', 'llmfoundry_gauntlet', *map(str, words)]
+    program = [sys.executable, '-m', 'llmfoundry_gauntlet', 'run', '--model', 'nobody/nothing']
+    tasks = ['--tasks', str(models / 'tasks.yaml'), '--data-root', str(models)]
+    command = [*program, *tasks, '--out', str(tmp_path / 'out')]
     started = time.monotonic()
+
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **hub}, timeout=60)
+
     assert time.monotonic() - started < 20  # on a busy machine
-    assert (done.returncode, done.stdout, done.stderr.count('\n')) == (2, '', 1)
+    assert done.returncode == 2
+    assert done.stdout == ''
+    assert done.stderr.count('\n') == 1
     assert 'nobody/nothing: there is no such file or folder, http://127.0.0.1:9 cannot be reached' in done.stderr
 
 
@@ -195,21 +210,67 @@ def test_a_folder_of_checkpoints_is_listed(models: Path, tmp_path: Path, refused
     assert 'is a folder of 4 checkpoints; name one of them: ep0-ba2-rank0.pt, ep0-ba4, hf, ' in refused(folder)
 
 
-def test_missing_objects_in_s3(models: Path, s3_server: Any, refused: Refused):
+def put(server: Any, key: str, content: bytes) -> None:
+    server.client.put_object(Bucket=server.bucket, Key=key, Body=content)
+
+
+def test_a_folder_of_checkpoints_in_s3_is_listed(models: Path, s3_server: Any, refused: Refused):
     for name in ('ep0-ba2-rank0.pt', 'ep0-ba4-rank0.pt'):
         s3_server.client.upload_file(str(models / 'whole.pt'), s3_server.bucket, f'run/{name}')
-    for link, text in (('gone', 'run/ep0-ba9-rank0.pt'), ('round', 'run/round.symlink')):
-        s3_server.client.put_object(Bucket=s3_server.bucket, Key=f'run/{link}.symlink', Body=text.encode())
-    s3_server.client.put_object(Bucket=s3_server.bucket, Key='hf/config.json', Body=b'{"model_type": "llama"}')
-    folder = refused(s3_server.uri('run'))
-    assert 'is a folder of 2 checkpoints; name one of them: ep0-ba2-rank0.pt, ep0-ba4-rank0.pt' in folder
+
+    error = refused(s3_server.uri('run'))
+
+    assert 'is a folder of 2 checkpoints; name one of them: ep0-ba2-rank0.pt, ep0-ba4-rank0.pt' in error
+
+
+def test_an_object_that_is_missing_in_s3(s3_server: Any, refused: Refused):
     absent = s3_server.uri('run/ep0-ba9-rank0.pt')
+
     assert refused(absent) == f'{absent}: there is no such object, and nothing below it'
-    assert refused(s3_server.uri('run/gone.symlink')).startswith(f'{absent}: there is no such object')
-    assert "leads to 'run/round.symlink'; allowed: the key of" in refused(s3_server.uri('run/round.symlink'))
-    assert 's3://no-such-bucket' in (error := refused('s3://no-such-bucket/x.pt')) and 'bucket does not exist' in error
-    assert refused(s3_server.uri('hf')).startswith(s3_server.uri('hf')), 'not the temporary folder'
+
+
+def test_a_link_in_s3_to_a_missing_object(s3_server: Any, refused: Refused):
+    put(s3_server, 'run/gone.symlink', b'run/ep0-ba9-rank0.pt')
+
+    error = refused(s3_server.uri('run/gone.symlink'))
+
+    assert error.startswith(f'{s3_server.uri("run/ep0-ba9-rank0.pt")}: there is no such object')
+
+
+def test_a_link_in_s3_to_itself(s3_server: Any, refused: Refused):
+    put(s3_server, 'run/round.symlink', b'run/round.symlink')
+
+    error = refused(s3_server.uri('run/round.symlink'))
+
+    assert "leads to 'run/round.symlink'; allowed: the key of" in error
+
+
+def test_a_bucket_that_does_not_exist(s3_server: Any, refused: Refused):
+    error = refused('s3://no-such-bucket/x.pt')
+
+    assert 's3://no-such-bucket' in error
+    assert 'bucket does not exist' in error
+
+
+def test_an_incomplete_folder_in_s3_is_named_rather_than_its_copy(s3_server: Any, refused: Refused):
+    put(s3_server, 'hf/config.json', b'{"model_type": "llama"}')
+
+    assert refused(s3_server.uri('hf')).startswith(s3_server.uri('hf'))
+
+
+@pytest.mark.parametrize(
+    ('metadata', 'problem'),
+    [
+        (None, ': has shards but no .metadata'),
+        (b'torn', '/.metadata: cannot be read'),
+    ],
+)
+def test_shards_in_s3_without_their_metadata(
+    models: Path, s3_server: Any, refused: Refused, metadata: bytes | None, problem: str
+):
     s3_server.client.upload_file(str(models / 'sharded/__0_0.distcp'), s3_server.bucket, 'run/ba4/__0_0.distcp')
-    assert refused(s3_server.uri('run/ba4')).startswith(f'{s3_server.uri("run/ba4")}: has shards but no .metadata')
-    s3_server.client.put_object(Bucket=s3_server.bucket, Key='run/ba4/.metadata', Body=b'torn')
-    assert refused(s3_server.uri('run/ba4')).startswith(f'{s3_server.uri("run/ba4")}/.metadata: cannot be read')
+    if metadata is not None:
+        put(s3_server, 'run/ba4/.metadata', metadata)
+
+    folder = s3_server.uri('run/ba4')
+    assert refused(folder).startswith(f'{folder}{problem}')

@@ -52,18 +52,27 @@ def open_without_composer(out: Path, checkpoints: list[Path]) -> None:
 
 def check_read(out: Path, *, checkpoint: Path, weights: dict[str, Any], time: Timestamp, tokenizer: Any) -> None:
     """Check what was read of a checkpoint, given what Composer reads of it."""
-    found = torch.load(out / 'weights.pt', weights_only=True)
-    assert found.keys() == weights.keys()
+    weights_read = torch.load(out / 'weights.pt', weights_only=True)
+    assert weights_read.keys() == weights.keys()
     for name, weight in weights.items():
-        assert torch.equal(found[name], weight), name
+        assert torch.equal(weights_read[name], weight), name
 
-    training = json.loads((out / 'training.json').read_text())
-    point = {'batch': time.batch.value, 'epoch': time.epoch.value, 'token': time.token.value}
-    assert training == {**point, 'checkpoint': str(checkpoint.resolve()), 'loss': None, 'loss_batches': None}
+    training_read = json.loads((out / 'training.json').read_text())
+    assert training_read == {
+        'batch': time.batch.value,
+        'epoch': time.epoch.value,
+        'token': time.token.value,
+        'checkpoint': str(checkpoint.resolve()),
+        'loss': None,
+        'loss_batches': None,
+    }
 
     tokenizer.save_pretrained(out / 'expected')
-    files = {path.name: path.read_text() for path in (out / 'tokenizer').iterdir()}
-    assert files == {path.name: path.read_text() for path in (out / 'expected').iterdir()}
+    assert texts_in(out / 'tokenizer') == texts_in(out / 'expected')
+
+
+def texts_in(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
 
 
 def make_model() -> HuggingFaceModel:
