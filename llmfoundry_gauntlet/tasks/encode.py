@@ -72,7 +72,10 @@ class Encoder:
         self.tokenizer = tokenizer
         self.eos_token_id: int | None = tokenizer.eos_token_id
         self._system_prompts: set[str] = set()  # that the chat template has been found to take
-        self.prefix_space = len(self.encode([' a'], special=False)[' a']) == 1
+        ids_of_word = self.encode([' a'], special=False)[' a']
+        self.prefix_space = len(ids_of_word) == 1  # as llm-foundry asks whether words begin with a space
+
+    # Which tokenizer it is.
 
     @cached_property
     def fingerprint(self) -> str | None:
@@ -87,19 +90,25 @@ class Encoder:
         'LlamaTokenizerFast 32000 (1a2b3c4d)' is the same on all machines, and across library versions that save it
         identically. Without readable content there are no digits.
         """
-        name, content = f'{type(self.tokenizer).__name__} {len(self.tokenizer)}', content_of(self.tokenizer)
+        name = f'{type(self.tokenizer).__name__} {len(self.tokenizer)}'
+        content = content_of(self.tokenizer)
         if content is None:
             return name
         template = repr(getattr(self.tokenizer, 'chat_template', None)).encode('utf-8', 'surrogatepass')
-        digest = hashlib.sha256(b''.join(hashlib.sha256(part).digest() for part in (*content, template)))
+        digest = hashlib.sha256()
+        for part in [*content, template]:
+            digest.update(hashlib.sha256(part).digest())
         return f'{name} ({digest.hexdigest()[:8]})'
+
+    # Texts to token ids.
 
     def encode(self, texts: Iterable[str], *, special: bool) -> dict[str, Ids]:
         """Return token ids by text; each distinct text is tokenized once."""
         distinct = list(dict.fromkeys(texts))
         if not distinct:
             return {}
-        return dict(zip(distinct, self._ids(distinct, special), strict=True))
+        ids = self._ids(distinct, special)
+        return dict(zip(distinct, ids, strict=True))
 
     def _ids(self, texts: list[str], special: bool) -> list[Ids]:
         with tokenizer_errors() as caught:
@@ -111,7 +120,8 @@ class Encoder:
                 verbose=False,
             )
             return [as_ids(ids) for ids in encoded['input_ids']]
-        if len(texts) > 1:  # find the text that failed
+        # The tokenizer does not say which text failed, so each half is tried alone.
+        if len(texts) > 1:
             half = len(texts) // 2
             return self._ids(texts[:half], special) + self._ids(texts[half:], special)
         name = type(self.tokenizer).__name__
@@ -121,19 +131,23 @@ class Encoder:
     def preambles(self, texts: Iterable[str]) -> dict[str, Ids]:
         """Return ids of preambles with special tokens, but without a final eos, which some tokenizers add."""
         encoded = self.encode(texts, special=True)
-        return {
-            text: ids[:-1] if len(ids) > 1 and ids[-1] == self.eos_token_id else ids for text, ids in encoded.items()
-        }
+        for text, ids in encoded.items():
+            if len(ids) > 1 and ids[-1] == self.eos_token_id:
+                encoded[text] = ids[:-1]
+        return encoded
 
     def longest(self, texts: Collection[str], *, as_reference: bool) -> int:
         """Return the number of tokens of the longest text, special tokens included.
 
         There is room for the space that a generation begins with, unless `as_reference`.
         """
-        encoded = list(self.encode(texts, special=True).values())
+        lengths = [len(ids) for ids in self.encode(texts, special=True).values()]
         if self.needs_space and not as_reference:
-            encoded += self.encode(map(spaced, texts), special=False).values()
-        return max(map(len, encoded), default=0)
+            after_space = [spaced(text) for text in texts]
+            lengths += [len(ids) for ids in self.encode(after_space, special=False).values()]
+        return max(lengths, default=0)
+
+    # The space between two texts that are tokenized separately.
 
     @cached_property
     def adds_space(self) -> bool:
@@ -141,7 +155,9 @@ class Encoder:
         for word in WORDS:
             ids = self.encode([word], special=False)[word].tolist()
             with tokenizer_errors():
-                once, twice = (str(self.tokenizer.decode(whole)).strip() for whole in (ids, ids + ids))
+                once = str(self.tokenizer.decode(ids)).strip()
+                twice = str(self.tokenizer.decode(ids + ids)).strip()
+                # Another text than the word says nothing: the vocabulary lacks the word.
                 if once == word:
                     return twice == f'{word} {word}'
         return False
@@ -158,6 +174,8 @@ class Encoder:
     def word_after(self, text: str) -> str:
         """Return a word that follows another, with a leading space unless the tokenizer adds one."""
         return text.lstrip(' ') if self.adds_space else spaced(text)
+
+    # The chat template.
 
     @property
     def chat_template(self) -> str | None:
@@ -181,7 +199,8 @@ class Encoder:
             return prompt.own_texts
         self._check_system_prompt(prompt.chat_format)
         kwargs = prompt.chat_format.template_kwargs
-        return tuple(self._rendered(prompt.messages(context), kwargs) + prompt.lead for context in prompt.contexts)
+        rendered = [self._rendered(prompt.messages(context), kwargs) for context in prompt.contexts]
+        return tuple(text + prompt.lead for text in rendered)
 
     def whole_text(self, prompt: Prompt) -> str:
         """Return the text of a prompt, in the chat template if it is sent in chat; contexts are separated by NUL."""
@@ -192,11 +211,12 @@ class Encoder:
         if chat.system_prompt is None or chat.system_prompt in self._system_prompts:
             return
         question = Prompt(contexts=('?',))
-        without = self._rendered(question.messages('?'), chat.template_kwargs)
+        with_system_prompt = replace(question, chat_format=chat)
+        text_without = self._rendered(question.messages('?'), chat.template_kwargs)
         what, reason = 'ignores', ''
         try:
-            asked = replace(question, chat_format=chat)
-            if self._rendered(asked.messages('?'), chat.template_kwargs) != without:
+            text_with = self._rendered(with_system_prompt.messages('?'), chat.template_kwargs)
+            if text_with != text_without:
                 self._system_prompts.add(chat.system_prompt)
                 return
         except ModelError as error:
@@ -232,6 +252,8 @@ class Encoder:
         is_switched_off = chat.template_kwargs.get(THINKING) is False
         return THINKING in (self.chat_template or '') and not is_closed and not is_switched_off
 
+    # Whole prompts.
+
     def continuations(self, prompt: Prompt) -> tuple[str, ...]:
         """Return the continuations as they follow the prompt: after a space, unless they begin an answer in chat."""
         if prompt.lead:
@@ -244,15 +266,14 @@ class Encoder:
         """Return the continuations as they follow the prompt's text without a chat template."""
         texts = prompt.continuations
         contexts = prompt.contexts * len(texts) if len(prompt.contexts) == 1 else prompt.contexts
-        return tuple(
-            self._after(context, text, as_reference=prompt.as_reference)
-            for text, context in zip(texts, contexts, strict=True)
-        )
+        pairs = zip(contexts, texts, strict=True)
+        return tuple(self._after(context, text, as_reference=prompt.as_reference) for context, text in pairs)
 
     def _after(self, context: str, text: str, *, as_reference: bool) -> str:
         if self.prefix_space:
             return spaced(text)
         has_space = context[-1:].isspace() or text[:1].isspace()
+        # llm-foundry adds no space here, even where words then run together.
         return text if as_reference or has_space or not self.needs_space else spaced(text)
 
     def prompts(self, prompts: Sequence[Prompt], known: dict[str, Ids] | None = None) -> list[EncodedPrompt]:
@@ -260,11 +281,17 @@ class Encoder:
         known = {} if known is None else known
         preambles = self.preambles(prompt.preamble for prompt in prompts)
         texts = [(self.contexts(prompt), self.continuations(prompt)) for prompt in prompts]
-        needed = (text for parts in texts for part in parts for text in part)
-        known.update(self.encode((text for text in needed if text not in known), special=False))
+        # All texts of all prompts in one call: the tokenizer is much faster on many texts than on one at a time.
+        needed: list[str] = []
+        for contexts, continuations in texts:
+            needed += contexts
+            needed += continuations
+        unknown = [text for text in needed if text not in known]
+        known.update(self.encode(unknown, special=False))
         return [
             EncodedPrompt(
                 prompt=prompt,
+                # In chat the preamble is part of the message, so it is in the context.
                 preamble=NO_IDS if self.in_chat(prompt) else preambles[prompt.preamble],
                 contexts=tuple(known[text] for text in contexts),
                 continuations=tuple(known[text] for text in continuations),
@@ -286,16 +313,18 @@ def as_ids(ids: Sequence[int]) -> Ids:
 
 def tokenizer_fingerprint(tokenizer: Any) -> str | None:
     """Return the digest of a Hugging Face tokenizer, None if it is unknown what its ids depend on."""
+    special_tokens = getattr(tokenizer, 'all_special_tokens', ())
+    texts = [*PROBES, ' a'.join(map(str, special_tokens))]  # some settings split special tokens
     # First, because a call resets a truncation or padding left by earlier use, which would be in the content.
-    texts = (*PROBES, ' a'.join(map(str, getattr(tokenizer, 'all_special_tokens', ()))))  # which some settings split
     probed = [encode_probe(tokenizer, text, special) for text in texts for special in (True, False)]
     kind = type(tokenizer)
-    content, sources = content_of(tokenizer), foreign_sources(kind)
+    content = content_of(tokenizer)
+    sources = foreign_sources(kind)
     if content is None or sources is None:
         return None
     described = [f'{kind.__module__}.{kind.__qualname__}', probed, version('tokenizers'), version('transformers')]
     digest = hashlib.sha256(repr(described).encode('utf-8', 'surrogatepass'))
-    for part in (*content, *sources):
+    for part in [*content, *sources]:
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
 
@@ -322,7 +351,8 @@ def content_of(tokenizer: Any) -> list[bytes] | None:
 
 def foreign_sources(kind: type) -> list[bytes] | None:
     """Return the source files of a tokenizer's classes outside transformers; None if they cannot be read."""
-    foreign = [base for base in kind.__mro__ if base is not object and not base.__module__.startswith('transformers.')]
+    classes = [base for base in kind.__mro__ if base is not object]
+    foreign = [base for base in classes if not base.__module__.startswith('transformers.')]
     try:
         return [Path(inspect.getfile(base)).read_bytes() for base in foreign]
     except (OSError, TypeError):

@@ -45,23 +45,25 @@ def truncated_item(
     item's own context is used up. After a prompt without continuations the model generates `max_new_tokens`.
     """
     prompt, preamble = encoded.prompt, encoded.preamble
-    lengths = [len(ids) for ids in encoded.continuations] or [0]
-    wholes = aligned(encoded.contexts, len(lengths))
+    num_of_continuations = [len(ids) for ids in encoded.continuations] or [0]
+    contexts = aligned(encoded.contexts, len(num_of_continuations))
     if reference:
         kept: Sequence[Ids] = [
-            cut_reference(np.concatenate([preamble, whole]), length, max_tokens)
-            for whole, length in zip(wholes, lengths, strict=True)
+            cut_reference(np.concatenate([preamble, context]), num_continuation, max_tokens)
+            for context, num_continuation in zip(contexts, num_of_continuations, strict=True)
         ]
     else:
-        length = max_tokens - max(lengths)
-        kept = aligned([cut_question(preamble, context, length) for context in encoded.contexts], len(lengths))
-    num_dropped = max(len(preamble) + len(whole) - len(ids) for ids, whole in zip(kept, wholes, strict=True))
+        most = max_tokens - max(num_of_continuations)
+        cut = [cut_question(preamble, context, most) for context in encoded.contexts]
+        kept = aligned(cut, len(num_of_continuations))
+    num_dropped = max(len(preamble) + len(context) - len(ids) for ids, context in zip(kept, contexts, strict=True))
+    # Equal contexts become the same array, so that each is stored once.
     distinct: dict[bytes, Ids] = {}
     return EncodedItem(
         contexts=tuple(distinct.setdefault(ids.tobytes(), ids) for ids in kept),
         continuations=encoded.continuations,
         prompt_sha256=prompt.sha256,
-        num_shots=shots_left(prompt, len(preamble) or max(map(len, wholes)), num_dropped),
+        num_shots=shots_left(prompt, len(preamble) or max(map(len, contexts)), num_dropped),
         prompt_shortened=prompt.num_shots < num_shots or num_dropped > 0,
         unscorable=unscorable(encoded.continuations, kept, max_tokens),
         max_new_tokens=max_new_tokens,
@@ -87,10 +89,13 @@ def aligned(contexts: Sequence[Ids], num_continuations: int) -> Sequence[Ids]:
 
 def cut_question(preamble: Ids, context: Ids, length: int) -> Ids:
     """Return at most `length` tokens: the preamble and the context's end, or the end of both if that is too short."""
-    left = length - len(preamble)
-    if left > 0:
-        return np.concatenate([preamble, context[-left:]])
-    return np.concatenate([preamble, context])[-length:] if length > 0 else context[:0]
+    num_of_context = length - len(preamble)
+    if num_of_context > 0:
+        return np.concatenate([preamble, context[-num_of_context:]])
+    # `[-0:]` would keep everything.
+    if length <= 0:
+        return context[:0]
+    return np.concatenate([preamble, context])[-length:]
 
 
 def cut_reference(whole: Ids, num_continuation: int, max_seq_len: int) -> Ids:
@@ -124,6 +129,34 @@ class Shortenable:
     max_tokens: int
 
 
+@dataclass(slots=True, kw_only=True)
+class ShotSearch:
+    """The search for the largest number of shots of one prompt that fits.
+
+    `longest` is the longest prompt known to fit, or the one without shots; `too_many` is the smallest number of shots
+    known not to fit; `num_shots` is the number to try next.
+    """
+
+    source: Shortenable
+    longest: EncodedPrompt
+    too_many: int
+    num_shots: int
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether it is unknown if `num_shots` fit."""
+        return self.longest.prompt.num_shots < self.num_shots < self.too_many
+
+    def take(self, encoded: EncodedPrompt) -> None:
+        """Take the prompt with `num_shots` in token ids, and try one shot more or less next."""
+        if encoded.length <= self.source.max_tokens:
+            self.longest = encoded
+            self.num_shots += 1
+        else:
+            self.too_many = self.num_shots
+            self.num_shots -= 1
+
+
 def fit_shots(
     encoder: Encoder, sources: Sequence[Shortenable], num_tokens: dict[str, int] | None = None
 ) -> list[EncodedPrompt]:
@@ -133,24 +166,30 @@ def fit_shots(
     round of all searches calls the tokenizer once.
     """
     num_tokens = {} if num_tokens is None else num_tokens
-    shots = {shot for source in sources for shot in source.shots} - num_tokens.keys()
-    num_tokens.update((text, len(ids)) for text, ids in encoder.encode(shots, special=False).items())
+    uncounted = {shot for source in sources for shot in source.shots} - num_tokens.keys()
+    for shot, ids in encoder.encode(uncounted, special=False).items():
+        num_tokens[shot] = len(ids)
     known: dict[str, Ids] = {}
-    found = encoder.prompts([source.build(0) for source in sources], known)
-    too_many, steps = {}, {}  # the number of shots that do not fit, and that to try next
-    for place, source in enumerate(sources):
-        backwards = (num_tokens[shot] for shot in reversed(source.shots))
-        estimates = list(accumulate(backwards, initial=found[place].length))
-        too_many[place] = bisect_right(estimates, source.max_tokens + CERTAIN)
-        if too_many[place] > 1:
-            steps[place] = max(1, bisect_right(estimates, source.max_tokens) - 1)
-    while steps:
-        tried = encoder.prompts([sources[place].build(num_shots) for place, num_shots in steps.items()], known)
-        for (place, num_shots), encoded in zip(list(steps.items()), tried, strict=True):
-            if encoded.length <= sources[place].max_tokens:
-                found[place], steps[place] = encoded, num_shots + 1
-            else:
-                too_many[place], steps[place] = num_shots, num_shots - 1
-            if not found[place].prompt.num_shots < steps[place] < too_many[place]:
-                del steps[place]
-    return found
+    without_shots = encoder.prompts([source.build(0) for source in sources], known)
+    searches = [
+        search_from_estimate(source, encoded, num_tokens)
+        for source, encoded in zip(sources, without_shots, strict=True)
+    ]
+    while unfinished := [search for search in searches if search.is_open]:
+        prompts = [search.source.build(search.num_shots) for search in unfinished]
+        for search, encoded in zip(unfinished, encoder.prompts(prompts, known), strict=True):
+            search.take(encoded)
+    return [search.longest for search in searches]
+
+
+def search_from_estimate(source: Shortenable, without_shots: EncodedPrompt, num_tokens: dict[str, int]) -> ShotSearch:
+    """Return the search that begins with as many shots as fit if each has the number of tokens that it has alone."""
+    of_last_shots = (num_tokens[shot] for shot in reversed(source.shots))
+    estimates = list(accumulate(of_last_shots, initial=without_shots.length))  # with 0, 1, ... shots
+    estimated = bisect_right(estimates, source.max_tokens) - 1
+    return ShotSearch(
+        source=source,
+        longest=without_shots,
+        too_many=bisect_right(estimates, source.max_tokens + CERTAIN),
+        num_shots=max(1, estimated),
+    )
