@@ -144,7 +144,9 @@ def parse_mmlu_pro(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion,
     options = lettered(texts_field(row, 'options'), 10)
     gold = gold_field(row, len(options), 'answer_index')
     category = text_field(row, 'category', allow_empty=False)
-    return LetteredQuestion(text_field(row, 'question'), options, gold, category), category
+    text = text_field(row, 'question')
+    question = LetteredQuestion(text=text, options=options, gold=gold, topic=category)
+    return question, category
 
 
 def parse_agieval(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion, str]:
@@ -158,7 +160,7 @@ def parse_agieval(row: Mapping[str, Any], stem: str) -> tuple[LetteredQuestion, 
     question = text_field(row, 'question')
     text = f'{passage}Q: {question}' if passage else question
     bare_options = tuple(map(without_label, options))
-    return LetteredQuestion(text, bare_options, letters.index(label)), stem
+    return LetteredQuestion(text=text, options=bare_options, gold=letters.index(label)), stem
 
 
 def without_label(option: str) -> str:
@@ -236,5 +238,9 @@ def split_list(query: str, num_options: int) -> tuple[str, tuple[str, ...] | Non
     list_end = LIST_END.search(query)
     ends = [mark.start() for mark in marks[1:]]
     ends.append(len(query) if list_end is None else list_end.start())
-    options = tuple(query[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True))
-    return text, options
+
+    options = []
+    for mark, end in zip(marks, ends, strict=True):
+        option = query[mark.end() : end]
+        options.append(option.strip())
+    return text, tuple(options)

@@ -75,14 +75,20 @@ def opened(model: str | Path, **settings: Unpack[RunOptions]) -> Iterator[Opened
     The settings are those of `evaluate` and are validated here.
     """
     arguments = check_arguments({'model': model, **settings})
-    run, hardware, gauntlet = arguments.run, arguments.hardware, arguments.gauntlet
+    run = arguments.run
+    hardware = arguments.hardware
+    gauntlet = arguments.gauntlet
     gauntlet.resuming = Resuming(wanted=run.resume, required=True, repair=run.repair_journal)
     distributed.initialize(hardware.device, run.dist_timeout)
-    with open_model(**{item.name: getattr(run, item.name) for item in fields(ModelSettings)}) as source:
-        Encoder(source.tokenizer)  # this and the next two checks raise ModelError before any weights are loaded
+
+    model_settings = {setting.name: getattr(run, setting.name) for setting in fields(ModelSettings)}
+    with open_model(**model_settings) as source:
+        # These three raise ModelError before any weights are loaded, which may take long.
+        Encoder(source.tokenizer)
         check_vocabulary(source.tokenizer, source.config)
         longest_prompt(gauntlet.data, source.config)
         network = load(source, hardware)
+
     gauntlet.prepare(network, source.tokenizer)
     loggers = build_loggers(run.loggers, run_name=run.run_name)
     try:
@@ -119,8 +125,10 @@ def load(source: ModelSource, hardware: Hardware) -> Any:
     """Load a model on the device of this rank, or sharded over all ranks. Raise ModelError."""
     if hardware.sharding is None or not hardware.sharding.is_sharded:
         return source.load(hardware.device)
-    with raised_on_all_ranks():  # the weights are read by rank 0 alone, into host memory
-        network = source.load(torch.device('cpu' if global_rank() == 0 else 'meta'))
+    # The weights are read by rank 0 alone, into host memory.
+    origin = torch.device('cpu' if global_rank() == 0 else 'meta')
+    with raised_on_all_ranks():
+        network = source.load(origin)
     shard(network, hardware.device, hardware.sharding, hardware.precision)
     return network
 

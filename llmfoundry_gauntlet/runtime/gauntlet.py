@@ -115,7 +115,7 @@ class Gauntlet:
         check_same_on_all_ranks(prepared)
         self.use_prepared(prepared, subject)
         for reason in dict.fromkeys(self.data.unsupported.values()):
-            tasks = [task for task, why in self.data.unsupported.items() if why == reason]
+            tasks = [task for task, reason_of_task in self.data.unsupported.items() if reason_of_task == reason]
             log.warning('%s; left out: %s', reason, ', '.join(tasks))
         if self.data.sandbox is not None:
             log.info('programs: %s', self.data.sandbox)
@@ -162,8 +162,11 @@ class Gauntlet:
         """
         with raised_on_all_ranks():
             subject = evaluated_model(model, tokenizer)
-        if any(gather(self.loop is None or self._tokenizer is not tokenizer)):
+        # Preparing contains collectives: if one rank needs it, all take part.
+        is_unprepared = self.loop is None or self._tokenizer is not tokenizer
+        if any(gather(is_unprepared)):
             self.prepare(model, tokenizer)
+
         device = device_of(subject.model)
         precision = ambient_precision(device)
         title = 'gauntlet' if step is None else f'gauntlet step {step}'
@@ -171,10 +174,13 @@ class Gauntlet:
         folder = self.records.folder_of(step)
         evaluation = self.run(subject, folder=folder, title=title, precision=precision)
         log.info('%s: %s', title, summary(evaluation))
+
         if folder is not None:
-            training = None if step is None else TrainingPoint(batch=step, epoch=None, token=None, checkpoint=None)
-            described = {'name': self.run_name, **self.description(subject.model)}
-            write = self.writer(evaluation, folder, described, environment(device, precision), training)
+            training = None
+            if step is not None:
+                training = TrainingPoint(batch=step, epoch=None, token=None, checkpoint=None)
+            description = {'name': self.run_name, **self.description(subject.model)}
+            write = self.writer(evaluation, folder, description, environment(device, precision), training)
             self.records.write(step, folder, write)
             self.records.wait()
         return evaluation
@@ -184,7 +190,8 @@ class Gauntlet:
 
         The journal of the evaluation is in `folder`; `title` names it in messages about its progress.
         """
-        with closing(self.steps(model, folder=folder, title=title, precision=precision)) as steps:
+        steps = self.steps(model, folder=folder, title=title, precision=precision)
+        with closing(steps):
             for step in steps:
                 step.run()
         assert self.evaluation is not None  # set after the last step
@@ -228,15 +235,20 @@ class Gauntlet:
 
     def _journal(self, model: EvaluatedModel, folder: Path | None, precision: str) -> SharedJournal | None:
         """Return the journal of the current evaluation, beside its records."""
-        loop = self._loop
         if folder is None:
             return None
-        prepared = loop.everything  # of which a time budget's subset is chosen, or resumed, in the first step
+        prepared = self._loop.everything  # of which a time budget's subset is chosen, or resumed, in the first step
+        weights = model_fingerprint(model.model, is_sharded=is_sharded(model.model))
+        items = self._digest_of(prepared)
+        identity = identity_of(prepared, items=items, model=weights, precision=precision)
+        return SharedJournal(folder, identity, self.resuming)
+
+    def _digest_of(self, prepared: PreparedEvaluation) -> str:
+        """Return the digest of all items, which is computed once for all evaluations of the same items."""
         if self._digest is None or self._digest[0] is not prepared:
             self._digest = prepared, digest_of_items(prepared)
-        weights = model_fingerprint(model.model, is_sharded=is_sharded(model.model))
-        identity = identity_of(prepared, items=self._digest[1], model=weights, precision=precision)
-        return SharedJournal(folder, identity, self.resuming)
+        _, digest = self._digest
+        return digest
 
     def use_subset(self, sizes: Sizes) -> None:
         """Evaluate the subset of an earlier evaluation within a time budget, given its number of questions per task."""
@@ -312,20 +324,23 @@ def num_parameters_of(model: torch.nn.Module) -> int:
 def check_same_on_all_ranks(prepared: PreparedEvaluation) -> None:
     """Raise ConfigError on all ranks if they would not evaluate the same items in the same way."""
     settings = prepared.data.settings
-    compared = {item.name: repr(getattr(settings, item.name)) for item in fields(settings) if item.name not in OF_NODE}
+    names = [setting.name for setting in fields(settings) if setting.name not in OF_NODE]
+    compared = {name: repr(getattr(settings, name)) for name in names}
     # A node without a compiler or sandbox leaves out tasks; the others would wait for its items for ever.
     compared['tasks that can run'] = ', '.join(prepared.tasks)
     compared['rows of the data files'] = repr(sorted(prepared.data.digests.items()))
     compared['max_seq_len of the model'] = repr(prepared.max_seq_len)
     compared['number of items'] = repr(len(prepared.items))
+
     first, *others = gather(compared)
-    problems = [
-        f'ranks 0 and {rank} differ in {name}: {shortened(first[name])} and {shortened(values[name])}; all ranks need '
-        'the same settings, data and programs'
-        for rank, values in enumerate(others, 1)
-        for name in first
-        if values[name] != first[name]
-    ]
+    problems = []
+    for rank, values in enumerate(others, 1):
+        for name, value in values.items():
+            if value != first[name]:
+                problems.append(
+                    f'ranks 0 and {rank} differ in {name}: {shortened(first[name])} and {shortened(value)}; all ranks '
+                    'need the same settings, data and programs'
+                )
     if problems:
         raise ConfigError(problems)
 
@@ -338,8 +353,10 @@ def shortened(text: str) -> str:
 def summary(evaluation: Evaluation) -> str:
     """Return the number of items, the seconds and the composites of an evaluation in one line."""
     num_items = sum(score.num_items for score in evaluation.scores.values())
-    parts = [f'{plural(num_items, "item")} in {sum(evaluation.seconds.values()):.1f} s']
+    seconds = sum(evaluation.seconds.values())
+    parts = [f'{plural(num_items, "item")} in {seconds:.1f} s']
     if evaluation.composites is not None:
-        composites = evaluation.composites.by_name.items()
-        parts += [f'{name} {measure.value:.3f}' for name, measure in composites if measure.value is not None]
+        for name, measure in evaluation.composites.by_name.items():
+            if measure.value is not None:
+                parts.append(f'{name} {measure.value:.3f}')
     return ', '.join(parts)

@@ -195,8 +195,9 @@ class FileLogger:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = path.open('w')
         for key, value in metrics.items():
-            text = f'{value:.4f}' if isinstance(value, float) else str(value)
-            self.file.write(f'[metric][batch={step}]: {key}: {text} \n')
+            shown = f'{value:.4f}' if isinstance(value, float) else str(value)
+            # The space before the line's end is Composer's.
+            self.file.write(f'[metric][batch={step}]: {key}: {shown} \n')
         self.file.flush()
 
     def close(self) -> None:
@@ -247,13 +248,23 @@ class WandbLogger:
         `gauntlet/batch` is the x-axis, wherever the row is.
         """
         if self.run is None:
-            import wandb
+            self.open_run()
 
-            self.is_joined = wandb.run is not None
-            self.run = wandb.run if self.is_joined else wandb.init(**self.settings.arguments(self.run_name))
         # A training loop may go on adding to its current row, which a row after it would end.
         is_current = self.is_joined and step >= self.run.step
-        self.rows.log(self.run, metrics, step if is_current else late_row(self.run, step))
+        row = step if is_current else late_row(self.run, step)
+        self.rows.log(self.run, metrics, row)
+
+    def open_run(self) -> None:
+        """Join the run that is open in this process, or begin one."""
+        import wandb
+
+        self.is_joined = wandb.run is not None
+        if self.is_joined:
+            self.run = wandb.run
+        else:
+            arguments = self.settings.arguments(self.run_name)
+            self.run = wandb.init(**arguments)
 
     def close(self) -> None:
         """Finish a run of the logger's own; it has failed if an exception is being handled."""
@@ -287,8 +298,8 @@ class MlflowLogger:
         """Return the id of the run, and set its tags."""
         tags = mlflow_tags(self.settings, self.run_name)
         experiment = mlflow_experiment(client, self.settings)
-        found = existing_mlflow_run(client, experiment, tags['run_name'], resume=self.settings.resume)
-        if found is None:
+        existing_id = existing_mlflow_run(client, experiment, tags['run_name'], resume=self.settings.resume)
+        if existing_id is None:
             name = self.settings.run_name or self.run_name
             created = client.create_run(experiment, tags=tags, run_name=name)
             self.is_new = True
@@ -297,8 +308,8 @@ class MlflowLogger:
         from mlflow.entities import RunTag
 
         tags_of_run = [RunTag(key, value) for key, value in tags.items()]  # type: ignore[no-untyped-call]
-        client.log_batch(found, tags=tags_of_run)
-        return found
+        client.log_batch(existing_id, tags=tags_of_run)
+        return existing_id
 
     def close(self) -> None:
         """Send what the server did not confirm, and end a run of the logger's own.
@@ -339,14 +350,19 @@ def mlflow_experiment(client: MlflowClient, settings: MlflowSettings) -> str:
     given_id = os.environ.get('MLFLOW_EXPERIMENT_ID')
     if given_id is not None:
         return given_id
+
     name = settings.experiment_name or os.environ.get('MLFLOW_EXPERIMENT_NAME', MLFLOW_EXPERIMENT)
+    # On Databricks the name of an experiment is a path in the workspace.
     if 'DATABRICKS_TOKEN' in os.environ and not name.startswith(('/Users/', '/Shared/')):
         from databricks.sdk import WorkspaceClient
 
         user = WorkspaceClient().current_user.me().user_name or ''
         name = os.path.join('/Users', user, name.strip('/'))
+
     experiment = client.get_experiment_by_name(name)
-    return str(client.create_experiment(name) if experiment is None else experiment.experiment_id)
+    if experiment is None:
+        return str(client.create_experiment(name))
+    return str(experiment.experiment_id)
 
 
 def existing_mlflow_run(client: MlflowClient, experiment: str, run_name: str, *, resume: bool) -> str | None:
@@ -354,7 +370,9 @@ def existing_mlflow_run(client: MlflowClient, experiment: str, run_name: str, *,
     given_id = os.environ.get('MLFLOW_RUN_ID')
     if given_id is not None or not resume:
         return given_id
-    runs = client.search_runs([experiment], filter_string=f'tags.run_name = "{run_name}"', max_results=1)
+    # The server returns the newest run first.
+    of_training_run = f'tags.run_name = "{run_name}"'
+    runs = client.search_runs([experiment], filter_string=of_training_run, max_results=1)
     return str(runs[0].info.run_id) if runs else None
 
 
@@ -392,7 +410,7 @@ def build_loggers(chosen: Mapping[str, Any] | None, *, run_name: str | None) -> 
     if global_rank() != 0:
         return []
     name_of_run = run_name or new_run_name()
-    return [KINDS[name].logger(found, name_of_run) for name, found in settings.items()]
+    return [KINDS[name].logger(arguments, name_of_run) for name, arguments in settings.items()]
 
 
 def decode_loggers(chosen: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -448,15 +466,22 @@ def logger_settings(loggers: Mapping[str, Any], run_name: str | None, checkpoint
     write to one run) and the same MLflow run, and write separate files. The user's settings take precedence.
     """
     settings = {name: dict(arguments or {}) for name, arguments in loggers.items()}
+
     if run_name is not None and 'wandb' in settings:
-        kept = {'id': re.sub(r'[^\w.-]', '-', f'{run_name}-watch'), 'resume': 'allow'}
-        settings['wandb']['init_kwargs'] = {**kept, **(settings['wandb'].get('init_kwargs') or {})}
+        # W&B refuses some characters in the id of a run.
+        run_id = re.sub(r'[^\w.-]', '-', f'{run_name}-watch')
+        given = settings['wandb'].get('init_kwargs') or {}
+        settings['wandb']['init_kwargs'] = {'id': run_id, 'resume': 'allow', **given}
+
     if run_name is not None and 'mlflow' in settings:
         settings['mlflow'].setdefault('resume', True)
+
     if 'file' in settings:
         path = PurePosixPath(settings['file'].get('filename', FILENAME))
-        name = f'{checkpoint.replace("/", "-")}-{path.name}'
-        settings['file'] = {**settings['file'], 'filename': str(path.with_name(name)), 'overwrite': True}
+        checkpoint_name = checkpoint.replace('/', '-')
+        path_of_checkpoint = path.with_name(f'{checkpoint_name}-{path.name}')
+        settings['file'].update(filename=str(path_of_checkpoint), overwrite=True)
+
     return settings
 
 

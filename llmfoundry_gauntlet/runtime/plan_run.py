@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.runtime.progress import GENERATION, SCORING, BatchWork
 from llmfoundry_gauntlet.runtime.runner import ModelRunner
 from llmfoundry_gauntlet.runtime.step_clock import StepClock
 from llmfoundry_gauntlet.runtime.writer import Results, ResultWriter
-from llmfoundry_gauntlet.types import ItemResult, ScoreOutput
+from llmfoundry_gauntlet.types import Generation, ItemResult, ScoreOutput
 
 
 class PlanRun:
@@ -67,25 +67,34 @@ class PlanRun:
         self.clock.work.num_steps += len(batches) + len(generations) + self.runs_programs
 
         yield from self._scoring(batches, scoring_works, self._score_or_put_aside)
+
         for generation, work in zip(generations, generation_works, strict=True):
-            yield self.clock.timed(partial(self._generate, generation, work), generation, work)
+            generate = partial(self._generate, generation, work)
+            yield self.clock.timed(generate, generation, work)
+
+        # Programs run in the background of scoring and generation, and are waited for when the model has no more work.
         if self.runs_programs:
             yield self.clock.timed(self._collect)
+
         yield from self._rerun_suspects()
 
     def _scoring(
         self, batches: Sequence[Batch], works: Sequence[BatchWork | None], results_of: ResultsOf
     ) -> Iterator[Callable[[], Results]]:
         """Yield the steps that score these batches."""
-        for (batch, following), work in zip(pairwise([*batches, None]), works, strict=True):
+        # The launcher lays out the following batch while the device runs this one; after the last there is none.
+        pairs = pairwise([*batches, None])
+        for (batch, following), work in zip(pairs, works, strict=True):
             assert batch is not None
-            yield self.clock.timed(partial(self.launcher.run, batch, following, results_of), batch, work)
+            score = partial(self.launcher.run, batch, following, results_of)
+            yield self.clock.timed(score, batch, work)
 
     def _score_or_put_aside(self, outputs: Sequence[ScoreOutput]) -> Results:
         """Score the outputs of a batch, write and return the finite results, and put the suspects aside."""
         results = self.writer.results_of(outputs)
         not_finite = {key: result for key, result in results.items() if not is_finite(result)}
         finite = {key: result for key, result in results.items() if key not in not_finite}
+
         self.writer.write_suspects(not_finite)
         self.suspects.update(not_finite)
         self.writer.write(finite)
@@ -99,8 +108,13 @@ class PlanRun:
         if self.runner.generator is None:
             raise RuntimeError('the first step, which probes the model, was not run')
         outputs = self.runner.generator.generate(generation, work.progress)
-        programs = [output for output in outputs if self.planned.tasks[output.key.task].runs_programs]
-        texts = [output for output in outputs if not self.planned.tasks[output.key.task].runs_programs]
+
+        programs: list[Generation] = []
+        texts: list[Generation] = []
+        for output in outputs:
+            task = self.planned.tasks[output.key.task]
+            (programs if task.runs_programs else texts).append(output)
+
         if programs:
             self.programs.submit(partial(self.writer.score, programs))
         results = self.writer.score(texts)

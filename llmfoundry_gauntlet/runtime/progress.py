@@ -95,8 +95,13 @@ class Work:
 
     def seconds(self, kind: str, now: float) -> float:
         """Return the time spent on work of a kind until `now`."""
-        spans = [*self.spans, (None, now)]  # each lasts until the next one begins
-        return sum(end - begun for (kind_of_span, begun), (_, end) in pairwise(spans) if kind_of_span == kind)
+        spans = [*self.spans, (None, now)]
+        durations = []
+        # Each span lasts until the next one begins.
+        for (kind_of_span, begun), (_, ended) in pairwise(spans):
+            if kind_of_span == kind:
+                durations.append(ended - begun)
+        return sum(durations)
 
     def paces(self, now: float) -> dict[str, float]:
         """Return the seconds per token of each kind of work whose pace is known.
@@ -105,15 +110,19 @@ class Work:
         """
         paces: dict[str, float] = {}
         for kind in KINDS:
-            weight = 0.0
-            before = self.earlier_paces.get(kind)
-            if before is None and kind == GENERATION and SCORING in paces:
-                before = GENERATION_PACE * paces[SCORING]
-            if before is not None:
-                weight = ASSUMED_SHARE * self.cost(kind)
-            cost = self.cost_done(kind) + weight
+            assumed_pace = self.earlier_paces.get(kind)
+            if assumed_pace is None and kind == GENERATION and SCORING in paces:
+                assumed_pace = GENERATION_PACE * paces[SCORING]
+
+            # The assumed pace counts as if a part of the work had been done at it.
+            assumed_cost = assumed_seconds = 0.0
+            if assumed_pace is not None:
+                assumed_cost = ASSUMED_SHARE * self.cost(kind)
+                assumed_seconds = assumed_cost * assumed_pace
+
+            cost = self.cost_done(kind) + assumed_cost
             if cost:
-                paces[kind] = (self.seconds(kind, now) + weight * (before or 0.0)) / cost
+                paces[kind] = (self.seconds(kind, now) + assumed_seconds) / cost
         return paces
 
     def seconds_left(self, now: float) -> float | None:
@@ -142,12 +151,13 @@ def progress_report(
     if not is_terminal(stream):
 
         def write_line() -> None:
-            described = describe_progress(work(), time.monotonic())
-            log.info('%s: %.0f%%, %s', title, 100 * work().share, described)
+            description = describe_progress(work(), time.monotonic())
+            log.info('%s: %.0f%%, %s', title, 100 * work().share, description)
 
         with repeated(write_line, line_seconds, 'gauntlet-progress'):
             yield
         return
+
     layout = '{desc} {percentage:3.0f}%|{bar}|{postfix}'
     with tqdm(total=100, desc=title, bar_format=layout, leave=False, file=stream) as bar:
 

@@ -54,8 +54,7 @@ class Records:
     def left(self, batch: int) -> str | None:
         """Return what an earlier job left of the evaluation at a batch: RESULTS, else JOURNAL, else None."""
         folder = self.folder_of(batch)
-        names = () if folder is None else (RESULTS, JOURNAL)
-        return on_first_rank(lambda: next((name for name in names if folder and (folder / name).exists()), None))
+        return on_first_rank(partial(left_in, folder))
 
     def write(self, batch: int | None, folder: Path, work: Write) -> None:
         """Call `work` on rank 0 with the checkpoint of the batch, None if there is none; it writes the records.
@@ -73,7 +72,8 @@ class Records:
     def begin(self) -> None:
         """Begin to write the records of the latest evaluation; its checkpoint is saved by now, if there is one."""
         if self._pending is not None:
-            (batch, work), self._pending = self._pending, None
+            batch, work = self._pending
+            self._pending = None
             self._task = self._writer.submit(attempt, partial(work, self.checkpoint_of(batch)), batch)
 
     def wait(self) -> None:
@@ -98,6 +98,16 @@ class Records:
         if self._latest is not None and local_rank() == 0:  # nodes may have a folder each
             remove_journal(self._latest)
         self._latest = None
+
+
+def left_in(folder: Path | None) -> str | None:
+    """Return which of an evaluation's files is in a folder: RESULTS, else JOURNAL, else None."""
+    if folder is None:
+        return None
+    for name in (RESULTS, JOURNAL):
+        if (folder / name).exists():
+            return name
+    return None
 
 
 def attempt(work: Callable[[], None], batch: int) -> bool:

@@ -120,10 +120,13 @@ def blocks_of(network: Any) -> list[torch.nn.Module]:
 
 def mesh_of(settings: ShardingSettings, device: torch.device) -> DeviceMesh:
     """Return the ranks as one dimension; with a hybrid strategy as nodes, with a copy each, and ranks of a node."""
+    num_ranks = world_size()
     num_local = local_world_size()
-    if settings.sharding_strategy != HYBRID or num_local == world_size():
-        return init_device_mesh(device.type, (world_size(),))
-    return init_device_mesh(device.type, (world_size() // num_local, num_local))
+    # On a single node a copy per node is the only copy.
+    if settings.sharding_strategy != HYBRID or num_local == num_ranks:
+        return init_device_mesh(device.type, (num_ranks,))
+    num_nodes = num_ranks // num_local
+    return init_device_mesh(device.type, (num_nodes, num_local))
 
 
 def send(module: torch.nn.Module, device: torch.device) -> None:
@@ -131,21 +134,24 @@ def send(module: torch.nn.Module, device: torch.device) -> None:
 
     Tied weights stay tied.
     """
-    sent: dict[int, torch.nn.Parameter] = {}
+    sent: dict[int, torch.nn.Parameter] = {}  # by the id of the parameter that it replaces
     for owner in module.modules():
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            if isinstance(parameter, DTensor):
+        # Lists, because registering a parameter changes what is iterated over.
+        parameters = list(owner.named_parameters(recurse=False))
+        buffers = list(owner.named_buffers(recurse=False))
+        for name, parameter in parameters:
+            if isinstance(parameter, DTensor):  # of an inner block, sharded already
                 continue
             if id(parameter) not in sent:
-                whole = torch.nn.Parameter(received(parameter.data, device), requires_grad=False)
-                sent[id(parameter)] = whole
+                values = received(parameter.data, device)
+                sent[id(parameter)] = torch.nn.Parameter(values, requires_grad=False)
             owner.register_parameter(name, sent[id(parameter)])
-        for name, buffer in list(owner.named_buffers(recurse=False)):
+        for name, buffer in buffers:
             setattr(owner, name, received(buffer, device))
 
 
 def received(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return rank 0's values of a tensor, which on the other ranks may be on the meta device."""
-    here = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
-    torch.distributed.broadcast(here, src=0)
-    return here
+    values = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+    torch.distributed.broadcast(values, src=0)
+    return values

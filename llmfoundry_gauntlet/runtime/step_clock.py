@@ -52,7 +52,8 @@ class StepClock:
 
         The time goes to the tasks of the step's batch, if it has one. `work`, if given, is done after the step.
         """
-        return partial(self._run_timed, run, () if batch is None else batch.requests, work)
+        requests = () if batch is None else batch.requests
+        return partial(self._run_timed, run, requests, work)
 
     def _run_timed(self, run: Callable[[], Results], requests: Sequence[Request], work: BatchWork | None) -> Results:
         started = time.perf_counter()
@@ -76,7 +77,8 @@ class StepClock:
         sizes = [size_of(request) for request in requests]
         size_of_batch = sum(sizes)
         for request, size in zip(requests, sizes, strict=True):
-            self.busy_seconds[request.key.task] += seconds * size / size_of_batch
+            seconds_of_request = seconds * size / size_of_batch
+            self.busy_seconds[request.key.task] += seconds_of_request
 
     def share_equally(self, seconds: float, items: Collection[ItemKey]) -> None:
         """Add time to that of the tasks of these items, in equal parts."""
@@ -89,7 +91,8 @@ class StepClock:
         if not keys:
             return f'step {self.num_steps}, without items of its own: the plan, programs, or between two steps'
         shown = '; '.join(described(key) for key in keys[:SHOWN_ITEMS])
-        further = f' and {len(keys) - SHOWN_ITEMS} more' if len(keys) > SHOWN_ITEMS else ''
+        num_further = len(keys) - SHOWN_ITEMS
+        further = f' and {num_further} more' if num_further > 0 else ''
         tasks = ', '.join(dict.fromkeys(key.task for key in keys))
         return f'step {self.num_steps}, {plural(len(keys), "item")} of {tasks}: {shown}{further}'
 

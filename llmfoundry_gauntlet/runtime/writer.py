@@ -56,5 +56,13 @@ class ResultWriter:
         """
         if self.journal is None:
             return list(batches)
-        finished = self.journal.done if also_suspects else self.journal.done | self.journal.suspects.keys()
-        return [batch for batch in batches if not finished.issuperset(request.key for request in batch.requests)]
+        finished = self.journal.done
+        if not also_suspects:
+            finished = finished | self.journal.suspects.keys()
+
+        unfinished = []
+        for batch in batches:
+            keys = {request.key for request in batch.requests}
+            if not keys <= finished:
+                unfinished.append(batch)
+        return unfinished
