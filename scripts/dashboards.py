@@ -15,6 +15,7 @@ import argparse
 import json
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -57,18 +58,26 @@ def panels_of(record: Mapping[str, Any]) -> list[Panel]:
     panels.append(Panel('Tasks', 'other tasks', tuple(rest.values())))
     panels += score_panels(logged)
     panels.append(Panel('Cost', 'seconds of an evaluation', (SECONDS,)))
-    found = [Panel(panel.section, panel.title, tuple(key for key in panel.keys if key in logged)) for panel in panels]
-    return [panel for panel in found if panel.keys]
+
+    # A run has logged only a part of these: panels keep what it has, and go if they have nothing.
+    shown = []
+    for panel in panels:
+        keys = tuple(key for key in panel.keys if key in logged)
+        if keys:
+            shown.append(Panel(panel.section, panel.title, keys))
+    return shown
 
 
 def score_panels(logged: Mapping[str, float]) -> list[Panel]:
     """Return accuracy and consistency of each of SCORE's datasets, a line for each perturbation."""
-    keys: dict[tuple[str, str], list[str]] = {}
+    keys_by_title: dict[str, list[str]] = defaultdict(list)
     for key in logged:
         match = re.fullmatch(rf'{SCORE_PREFIX}/([^/]+)/[^/]+/(accuracy|consistency_rate)', key)
         if match is not None:
-            keys.setdefault((match[1], match[2].replace('_', ' ')), []).append(key)
-    return [Panel('SCORE', ': '.join(names), tuple(found)) for names, found in keys.items()]
+            dataset, metric = match.groups()
+            title = f'{dataset}: {metric.replace("_", " ")}'
+            keys_by_title[title].append(key)
+    return [Panel('SCORE', title, tuple(keys)) for title, keys in keys_by_title.items()]
 
 
 def wandb_workspace(panels: Sequence[Panel], *, entity: str, project: str, name: str) -> Any:
@@ -82,9 +91,9 @@ def wandb_workspace(panels: Sequence[Panel], *, entity: str, project: str, name:
         workspaces.Section(
             name=section,
             is_open=section in ('Composites', 'Tasks'),
-            panels=[reports.LinePlot(title=panel.title, x=BATCH, y=list(panel.keys)) for panel in found],
+            panels=[reports.LinePlot(title=panel.title, x=BATCH, y=list(panel.keys)) for panel in members],
         )
-        for section, found in groupby(panels, key=lambda panel: panel.section)
+        for section, members in groupby(panels, key=lambda panel: panel.section)
     ]
     return workspaces.Workspace(entity=entity, project=project, name=name, sections=sections)
 
@@ -110,23 +119,28 @@ def find_mlflow_runs(uri: str, experiment: str, names: Sequence[str]) -> tuple[s
     from mlflow import MlflowClient
 
     client = MlflowClient(uri)
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
-        known = ', '.join(entry.name for entry in client.search_experiments())
+    entry = client.get_experiment_by_name(experiment)
+    if entry is None:
+        known = ', '.join(other.name for other in client.search_experiments())
         raise ConfigError(f'{uri}: there is no experiment {experiment!r}; there are {known}')
-    runs = [run for run in client.search_runs([found.experiment_id]) if BATCH in run.data.metrics]
+
+    runs = [run for run in client.search_runs([entry.experiment_id]) if BATCH in run.data.metrics]
     chosen = [run for run in runs if not names or run.info.run_name in names]
-    missing = [name for name in names if name not in {run.info.run_name for run in runs}]
+    names_of_runs = {run.info.run_name for run in runs}
+    missing = [name for name in names if name not in names_of_runs]
     if missing or not chosen:
-        known = ', '.join(sorted({run.info.run_name for run in runs})) or 'none'
+        known = ', '.join(sorted(names_of_runs)) or 'none'
         raise ConfigError(f'{uri}: {experiment}: no run {" ".join(missing)} with the key {BATCH}; there are {known}')
-    return found.experiment_id, [run.info.run_id for run in chosen[:MAX_RUNS]]
+    return entry.experiment_id, [run.info.run_id for run in chosen[:MAX_RUNS]]
 
 
 def make_wandb(panels: Sequence[Panel], options: argparse.Namespace) -> None:
     """Save the workspace and print its address, or print the workspace."""
-    made = wandb_workspace(panels, entity=options.entity, project=options.project, name=options.name)
-    print(made._to_model().model_dump_json(by_alias=True, indent=2) if options.dry_run else made.save().url)
+    workspace = wandb_workspace(panels, entity=options.entity, project=options.project, name=options.name)
+    if options.dry_run:
+        print(workspace._to_model().model_dump_json(by_alias=True, indent=2))
+    else:
+        print(workspace.save().url)
 
 
 def print_mlflow(panels: Sequence[Panel], options: argparse.Namespace) -> None:

@@ -62,7 +62,10 @@ def arithmetic_row(left: int, operation: str, right: int, *, spaces: bool) -> Ro
 def easy_arithmetic_row(rng: random.Random, *, held_out: bool, spaces: bool) -> Row:
     """Return a random sum or difference from one side of the split."""
     while True:
-        left, operation, right = rng.randint(0, MAX_OPERAND), rng.choice('+-'), rng.randint(0, MAX_OPERAND)
+        # Another order of these draws would make other data.
+        left = rng.randint(0, MAX_OPERAND)
+        operation = rng.choice('+-')
+        right = rng.randint(0, MAX_OPERAND)
         if is_held_out(arithmetic_key(left, operation, right)) == held_out:
             return arithmetic_row(left, operation, right, spaces=spaces)
 

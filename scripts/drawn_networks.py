@@ -64,18 +64,22 @@ def draw_network(name: str) -> Any:
 
 def draw_weight(key: str, shape: tuple[int, ...]) -> np.ndarray:
     """Return normal values that depend on the name of a weight; those of norms are around 1."""
-    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], 'big')
-    values = SPREAD * np.random.default_rng(seed).standard_normal(shape)
+    digest = hashlib.sha256(key.encode()).digest()
+    seed = int.from_bytes(digest[:4], 'big')
+    generator = np.random.default_rng(seed)
+    values = SPREAD * generator.standard_normal(shape)
     is_norm = len(shape) == 1 and key.endswith('weight')
-    return (1 + values / 3 if is_norm else values).astype(np.float32)
+    if is_norm:
+        values = 1 + values / 3
+    return values.astype(np.float32)
 
 
 def digest_of_weights(network: Any) -> str:
     """Return the sha256 of all weights, in hex."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for key, weight in sorted(network.named_parameters()):
-        found.update(key.encode() + weight.detach().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(key.encode() + weight.detach().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def save_network(name: str, folder: Path, *, pad_token: str) -> str:
@@ -95,8 +99,10 @@ def read_cases() -> dict[str, Any]:
 def write_rows(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Write a case's rows; return its task over them."""
     label = case['task']['label']
-    rows = case.get('rows')
-    lines = read_lines(SAMPLES / case['path'])[: case['num_rows']] if rows is None else list(map(json.dumps, rows))
+    if 'rows' in case:
+        lines = [json.dumps(row) for row in case['rows']]
+    else:
+        lines = read_lines(SAMPLES / case['path'])[: case['num_rows']]
     path = folder / f'{label}.source.jsonl'
     path.write_text(''.join(f'{line}\n' for line in lines), 'utf-8')
     return {**case['task'], 'dataset_uri': str(path)}

@@ -70,7 +70,8 @@ def rows_by_category(rows: list[Row]) -> list[int]:
 
 
 def rows_with_leading_spaces(rows: list[Row]) -> list[int]:
-    return [index for index, row in enumerate(rows) if any(choice[0] == ' ' for choice in row['choices'])][:NUM_ROWS]
+    chosen = [index for index, row in enumerate(rows) if any(choice[0] == ' ' for choice in row['choices'])]
+    return chosen[:NUM_ROWS]
 
 
 def rows_with_equal_choices(rows: list[Row]) -> list[int]:
@@ -149,23 +150,25 @@ class BatchRecorder(Callback):
 
 def score_sequence(logits: torch.Tensor, labels: torch.Tensor, span: torch.Tensor) -> dict[str, Any]:
     """Return loss and argmax matches of a continuation; labels are shifted left by one, as by Composer."""
-    logits, targets = logits[span - 1], labels[span - 1]
-    return {
-        'loss': short(functional.cross_entropy(logits, targets).item()),
-        'matches': (logits.argmax(dim=-1) == targets).int().tolist(),
-    }
+    logits = logits[span - 1]
+    targets = labels[span - 1]
+    loss = functional.cross_entropy(logits, targets)
+    matches = logits.argmax(dim=-1) == targets
+    return {'loss': short(loss.item()), 'matches': matches.int().tolist()}
 
 
 def shared_length(first: list[int], second: list[int]) -> int:
-    pairs = zip(first, second, strict=False)
-    return next((index for index, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))
+    for index, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return index
+    return min(len(first), len(second))
 
 
 def prompt_record(sequences: list[tuple[list[int], int]]) -> list[dict[str, Any]]:
     """Return the choices' sequences, each but the first without the tokens it shares with the first."""
-    first = sequences[0][0]
-    records = [{'shared': 0, 'ids': first, 'start': sequences[0][1]}]
-    for ids, start in sequences[1:]:
+    (first, start_of_first), *others = sequences
+    records = [{'shared': 0, 'ids': first, 'start': start_of_first}]
+    for ids, start in others:
         shared = shared_length(first, ids)
         records.append({'shared': shared, 'ids': ids[shared:], 'start': start})
     return records
@@ -176,9 +179,15 @@ def write_subset(case: dict[str, Any], data_root: Path, folder: Path) -> tuple[d
     lines = read_lines(data_root / case['path'])
     rows = [json.loads(line) for line in lines]
     chosen = choose_rows(case, rows)
-    subset = folder / f'{case["name"].replace("/", "-")}.source.jsonl'
+    chosen_rows = [rows[index] for index in chosen]
+
+    file_name = case['name'].replace('/', '-')
+    subset = folder / f'{file_name}.source.jsonl'
     subset.write_text(''.join(lines[index] + '\n' for index in chosen), 'utf-8')
-    return {**deepcopy(case['task']), 'dataset_uri': str(subset)}, chosen, [rows[index] for index in chosen]
+
+    # A copy, so that llm-foundry cannot change the case.
+    task = {**deepcopy(case['task']), 'dataset_uri': str(subset)}
+    return task, chosen, chosen_rows
 
 
 def case_record(case: dict[str, Any], chosen: list[int], rows: list[Row], recorder: BatchRecorder) -> dict[str, Any]:

@@ -199,9 +199,14 @@ def item_record(runs: list[list[dict[str, Any]]], is_math: bool) -> dict[str, An
     """Return what one row gave: a list per run of the samples of its prompts."""
     outcomes = [outcome(sample) for run in runs for sample in run]
     doc = runs[0][0]['doc']
-    original = doc.get('original_answer_index', doc.get('answer_index'))
+    if is_math:
+        gold = digest(doc['answer'])[:16]
+    else:
+        # Where options are swapped, the document has the index before the swap too.
+        original_index = doc.get('original_answer_index', doc.get('answer_index'))
+        gold = 'ABCDEFGHIJ'[original_index]
     return {
-        'gold': digest(doc['answer'])[:16] if is_math else 'ABCDEFGHIJ'[original],
+        'gold': gold,
         'prompts': [digest(sample['arguments'][0][0]) for sample in runs[0]],
         'answers': [answer_record(answer, is_math) for answer, _, _ in outcomes],
         'correct': [correct for _, _, correct in outcomes],
@@ -210,11 +215,16 @@ def item_record(runs: list[list[dict[str, Any]]], is_math: bool) -> dict[str, An
 
 def unrounded(loaded: dict[str, Any], samples: dict[str, Any], metric: str) -> float:
     """Return an accuracy over all tasks, by lm-eval's own functions without the rounding."""
-    values = []
+    accuracies = []
+    sizes = []
+    # lm-eval's functions round by np.round.
     with mock.patch.object(np, 'round', lambda value, _: value):
         for name, task in loaded['tasks'].items():
-            values.append(float(task.aggregation()[metric]([one[metric] for one in samples[name] if metric in one])))
-    return aggregate_subtask_metrics(values, [len(samples[name]) for name in loaded['tasks']])
+            scores = [sample[metric] for sample in samples[name] if metric in sample]
+            aggregate = task.aggregation()[metric]
+            accuracies.append(float(aggregate(scores)))
+            sizes.append(len(samples[name]))
+    return aggregate_subtask_metrics(accuracies, sizes)
 
 
 def summarized_rate(data_set: DataSet, samples: list[dict[str, Any]]) -> float:
@@ -222,12 +232,16 @@ def summarized_rate(data_set: DataSet, samples: list[dict[str, Any]]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         for seed, tasks in zip(SEEDS, samples, strict=True):
             tracker = EvaluationTracker(output_path=str(Path(folder, f'seed_{seed}')))
-            tracker.general_config_tracker.model_name_sanitized, tracker.date_id = 'canned', 'now'
+            tracker.general_config_tracker.model_name_sanitized = 'canned'
+            tracker.date_id = 'now'
             for name, logged in tasks.items():
-                tracker.save_results_samples(name, json.loads(json.dumps(logged)))
+                # A copy of JSON values, as in the log of a run.
+                copied = json.loads(json.dumps(logged))
+                tracker.save_results_samples(name, copied)
             if data_set.name == 'agieval':
                 for name in ABSENT_TASKS:
                     tracker.save_results_samples(f'non_greedy_robustness_agieval_{name}', [])
+
         arguments = ['non_greedy_summarizer', '--log_dir', folder, '--dataset', data_set.name]
         with mock.patch.object(sys, 'argv', arguments), contextlib.redirect_stdout(io.StringIO()):
             non_greedy_summarizer.main()
@@ -239,33 +253,45 @@ def summarized_rate(data_set: DataSet, samples: list[dict[str, Any]]) -> float:
 def task_record(data_set: DataSet, perturbation: str) -> dict[str, Any]:
     """Return the fixture's entry of one of the eight tasks: one evaluation, or one per seed."""
     name = f'score_{perturbation}_robustness_{data_set.name}'
-    seeds = SEEDS if perturbation == 'non_greedy' else (0,)
+    is_drawn = perturbation == 'non_greedy'
+    seeds = SEEDS if is_drawn else (0,)
     macro = 'macro_' if data_set.name == 'mmlu_pro' else ''
-    evaluations, accuracies = [], {}
+
+    evaluations = []
+    accuracy_of_seed = {}
     for seed in seeds:
         loaded = load_tasks(data_set, name)
         results = evaluate(CannedModel(seed), loaded, bootstrap_iters=0)
         evaluations.append(results['samples'])
-        accuracies[seed] = partial(unrounded, loaded, results['samples'])
-    items, variants = [], list(SEEDS)
+        accuracy_of_seed[seed] = partial(unrounded, loaded, results['samples'])
+
+    items = []
+    variants = list(SEEDS)
     for task, file in zip(loaded['tasks'], files_of(loaded, data_set), strict=True):
-        count = len(evaluations[0][task]) // len(data_set.numbers[file])
-        if perturbation != 'non_greedy':
+        row_numbers = data_set.numbers[file]
+        num_prompts = len(evaluations[0][task]) // len(row_numbers)  # of each row
+        if not is_drawn:
             key = 'prompt_id' if perturbation == 'prompt' else 'always_same_option'
-            variants = [sample['doc'][key] for sample in evaluations[0][task][:count]]
-        for index, number in enumerate(data_set.numbers[file]):
-            samples = [run[task][index * count : (index + 1) * count] for run in evaluations]
+            variants = [sample['doc'][key] for sample in evaluations[0][task][:num_prompts]]
+        for index, number in enumerate(row_numbers):
+            prompts_of_row = slice(index * num_prompts, (index + 1) * num_prompts)
+            samples = [run[task][prompts_of_row] for run in evaluations]
             item = item_record(samples, data_set.name == 'math')
             items.append({'file': file, 'row': number, **item})
-    if perturbation == 'non_greedy':
-        by_variant = {seed: unrounded_of(f'non_greedy_{macro}accuracy') for seed, unrounded_of in accuracies.items()}
+
+    if is_drawn:
+        metric = f'non_greedy_{macro}accuracy'
+        by_variant = {seed: accuracy_of(metric) for seed, accuracy_of in accuracy_of_seed.items()}
         rate = summarized_rate(data_set, evaluations)
     else:
+        accuracy_of = accuracy_of_seed[0]
         metric = f'{{}}_{macro}accuracy' if perturbation == 'prompt' else f'per_option_{macro}accuracy_{{}}'
-        by_variant = {variant: accuracies[0](metric.format(variant)) for variant in variants}
+        by_variant = {variant: accuracy_of(metric.format(variant)) for variant in variants}
         rate = results['results'][name][f'{RATES[perturbation]},none']
+
     record = {'name': name, 'variants': variants, 'items': items, 'accuracies': by_variant, 'consistency_rate': rate}
-    print(f'{name}: {len(items)} rows, {sum(len(item["correct"]) for item in items)} completions', flush=True)
+    num_completions = sum(len(item['correct']) for item in items)
+    print(f'{name}: {len(items)} rows, {num_completions} completions', flush=True)
     return record
 
 
@@ -277,13 +303,15 @@ def files_of(loaded: dict[str, Any], data_set: DataSet) -> list[str]:
 
 def data_set_record(data_set: DataSet, root: Path) -> dict[str, Any]:
     """Return the fixture of one dataset."""
-    assets = {path.name: digest(path.read_bytes()) for path in sorted((SCORE_TASKS / data_set.folder).glob('*.json'))}
+    data_files = {file: digest((root / file).read_bytes()) for file in data_set.numbers}
+    prompt_files = sorted((SCORE_TASKS / data_set.folder).glob('*.json'))
+    assets = {path.name: digest(path.read_bytes()) for path in prompt_files}
     with mock.patch.object(datasets, 'load_dataset', data_set.load_dataset), watched_time():
         tasks = [task_record(data_set, perturbation) for perturbation in data_set.perturbations]
     return {
         'dataset': data_set.name,
         'versions': versions('lm_eval', 'datasets', 'sympy', 'antlr4-python3-runtime'),
-        'sources': {**{file: digest((root / file).read_bytes()) for file in data_set.numbers}, **assets},
+        'sources': {**data_files, **assets},
         'tasks': tasks,
     }
 

@@ -126,10 +126,10 @@ class TaskRow:
         lines = [line for line in source.read_text('utf-8').split('\n') if line.strip()]
         if self.category is not None:
             lines = [line for line in lines if json.loads(line)['category'] == self.category]
-        chosen = lines[: max(num_items, SHOT_ROWS) if self.num_shots else num_items]
+        num_rows = max(num_items, SHOT_ROWS) if self.num_shots else num_items
         path = place.folder / f'{self.label}-{self.num_shots}.jsonl'
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('\n'.join(chosen) + '\n', 'utf-8')
+        path.write_text('\n'.join(lines[:num_rows]) + '\n', 'utf-8')
         return path
 
 
@@ -295,16 +295,21 @@ def family_rows(family: str) -> tuple[TaskRow, ...]:
 
     llm-foundry's own MPT is compared with llm-foundry, as lm-eval cannot load it.
     """
-    other, least, least_generating = (FOUNDRY, 25, 5) if family == FOUNDRY_MPT else (LM_EVAL, 1.7, 1)
-    scoring = Group(family, {f'{other}/{OURS}': least, f'{OURS}/{BARE}': 1.10})
-    group = Group('generation', {f'{other}/{OURS}': least_generating})
-    generation = replace(TRIVIAQA if family == FOUNDRY_MPT else GSM8K, group=group, items=(12, 6), end_scale=None)
+    if family == FOUNDRY_MPT:
+        other, least_scoring, least_generating = FOUNDRY, 25, 5
+        generation = TRIVIAQA
+    else:
+        other, least_scoring, least_generating = LM_EVAL, 1.7, 1
+        generation = replace(GSM8K, max_new_tokens=32)
+
+    scoring = Group(family, {f'{other}/{OURS}': least_scoring, f'{OURS}/{BARE}': 1.10})
+    generating = Group('generation', {f'{other}/{OURS}': least_generating})
     rows = (
         TaskRow(label='piqa', num_shots=0, group=scoring, items=(96, 32), foundry_items=(4, 2)),
         TaskRow(label='arc_challenge', num_shots=3, group=scoring, items=(16, 6), foundry_items=(2, 1)),
         TaskRow(label='mmlu', num_shots=5, group=scoring, items=(16, 6), foundry_items=(2, 1), category='nutrition'),
         TaskRow(label='lambada_openai', num_shots=0, group=scoring, items=(128, 32), foundry_items=(4, 4)),
-        generation if family == FOUNDRY_MPT else replace(generation, max_new_tokens=32),
+        replace(generation, group=generating, items=(12, 6), end_scale=None),
     )
     return tuple(replace(row, family=family) for row in rows)
 

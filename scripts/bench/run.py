@@ -66,17 +66,24 @@ class Bench:
 
     def run_row(self, row: Row, vocabulary: int) -> RowResult:
         """Run all rounds of one row with the model that is loaded."""
-        jobs = {name: job for name, job in row.jobs(self.place, quick=self.quick).items() if name in self.contenders}
+        all_jobs = row.jobs(self.place, quick=self.quick)
+        jobs = {name: job for name, job in all_jobs.items() if name in self.contenders}
         answers: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
+
         # Round by round, so that a slower minute of the machine is all contenders'.
-        for number in range(max(self.rounds[name] for name in jobs)):
+        num_rounds = max(self.rounds[name] for name in jobs)
+        for number in range(num_rounds):
             for name, job in jobs.items():
                 if number < self.rounds[name]:
-                    answers[name].append(self.measure(name, job, answers, vocabulary))
+                    answer = self.measure(name, job, answers, vocabulary)
+                    answers[name].append(answer)
+
+        # All contenders run the same items, but for llm-foundry, which runs fewer.
         num_items = answers[OURS][0]['num_items']
-        for name, of_contender in answers.items():
-            for answer in of_contender:  # llm-foundry runs fewer items
+        for name, answers_of_contender in answers.items():
+            for answer in answers_of_contender:
                 answer['num_items'] = len(answer['predictions']) if name == FOUNDRY else num_items
+
         return RowResult(row=row, vocabulary=vocabulary, rounds=answers, clock=self.clock)
 
     def measure(
@@ -86,9 +93,11 @@ class Bench:
         if name == BARE:
             job = {'shape': answers[OURS][0]['shape']}
         elif name == LM_EVAL and answers[name]:
+            # The first round has found the fastest batch size.
             job = job | {'batch_size': answers[name][0]['batch_size']}
         elif name == LM_EVAL:
-            return self.best_of_lm_eval(job, self.batch_sizes(answers[OURS][0]['sequences'], vocabulary))
+            sizes = self.batch_sizes(answers[OURS][0]['sequences'], vocabulary)
+            return self.best_of_lm_eval(job, sizes)
         return self.contenders[name].ask('measure', **job)
 
     def best_of_lm_eval(self, job: dict[str, Any], sizes: list[int]) -> dict[str, Any]:
@@ -106,12 +115,17 @@ class Bench:
 
         Leaves out sizes that do not fit in memory, and those beyond the smallest that holds all sequences in one batch.
         """
-        count, longest = sequences['count'], sequences['longest']
-        free = psutil.virtual_memory().available if self.device == 'cpu' else torch.cuda.mem_get_info()[0]
-        num_different = sum(size < count for size in self.lm_eval_batch_sizes) + 1
-        sizes = self.lm_eval_batch_sizes[:num_different]
-        bytes_of_sequence = 2 * 4 * longest * vocabulary
-        fitting = [size for size in sizes if min(size, count) * bytes_of_sequence < MEMORY_SHARE * free]
+        count = sequences['count']
+        num_smaller = sum(size < count for size in self.lm_eval_batch_sizes)
+        sizes = self.lm_eval_batch_sizes[: num_smaller + 1]
+
+        if self.device == 'cpu':
+            free_bytes = psutil.virtual_memory().available
+        else:
+            free_bytes, _ = torch.cuda.mem_get_info()
+        bytes_of_sequence = 2 * 4 * sequences['longest'] * vocabulary
+        allowed_bytes = MEMORY_SHARE * free_bytes
+        fitting = [size for size in sizes if min(size, count) * bytes_of_sequence < allowed_bytes]
         return fitting or list(sizes[:1])
 
 
