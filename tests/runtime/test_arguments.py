@@ -32,17 +32,29 @@ WRONG: list[dict[str, tuple[Any, str]]] = [  # values by name, and what is said 
 ]
 
 
+def values_with(wrong: dict[str, tuple[Any, str]]) -> dict[str, Any]:
+    """Return values of arguments, some of them wrong."""
+    wrong_values = {name: value for name, (value, _) in wrong.items()}
+    return {'model': 'm', 'out': 'o', 'tasks': TASKS, **wrong_values}
+
+
 @pytest.mark.parametrize('wrong', WRONG)
-def test_all_arguments_of_the_wrong_type_are_named_at_once(tmp_path: Path, wrong: dict[str, tuple[Any, str]]):
-    values = {'model': 'm', 'out': 'o', 'tasks': TASKS, **{name: value for name, (value, _) in wrong.items()}}
+def test_all_arguments_of_the_wrong_type_are_named_at_once(wrong: dict[str, tuple[Any, str]]):
     with pytest.raises(ConfigError) as raised:
-        evaluate(**values)
-    assert {*raised.value.problems} == {f'evaluate: {name}: {found}' for name, (_, found) in wrong.items()}
+        evaluate(**values_with(wrong))
+
+    assert {*raised.value.problems} == {f'evaluate: {name}: {problem}' for name, (_, problem) in wrong.items()}
+
+
+@pytest.mark.parametrize('wrong', WRONG)
+def test_all_keys_of_a_file_with_the_wrong_type_are_named_at_once(tmp_path: Path, wrong: dict[str, tuple[Any, str]]):
     path = tmp_path / 'eval.yaml'
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps(values_with(wrong)))
+
     with pytest.raises(ConfigError) as raised:
         read_config(str(path), [])
-    assert {*raised.value.problems} == {f'{path}:1: {name}: {found}' for name, (_, found) in wrong.items()}
+
+    assert {*raised.value.problems} == {f'{path}:1: {name}: {problem}' for name, (_, problem) in wrong.items()}
 
 
 @pytest.mark.parametrize(

@@ -256,14 +256,28 @@ def test_all_formats_are_found_and_their_records_are_in_folders_named_by_batch_o
     assert found == {name: tmp_path / 'out' / place for name, place in whole.items()}
 
 
-def test_the_version_depends_on_all_files_of_a_checkpoint():
-    def version(*versions: str) -> str:
-        files = [StoredFile(f'ba1/__{i}_0.distcp', 1, version) for i, version in enumerate(versions)]
-        (checkpoint,) = find_checkpoints([*files, StoredFile('ba1/notes.txt', 1, str(random.random()))])
-        return checkpoint.version
+def version_of_checkpoint(versions_of_files: str) -> str:
+    """Return the version of a checkpoint of files with these versions, beside a file that is not one of its own."""
+    files = [StoredFile(f'ba1/__{rank}_0.distcp', 1, version) for rank, version in enumerate(versions_of_files)]
+    note = StoredFile('ba1/notes.txt', 1, str(random.random()))
+    (checkpoint,) = find_checkpoints([*files, note])
+    return checkpoint.version
 
-    assert version('a', 'b') == version('a', 'b')
-    assert len({version('a', 'b'), version('a', 'c'), version('c', 'b'), version('a')}) == 4
+
+def test_the_version_depends_on_no_other_file_than_those_of_the_checkpoint():
+    assert version_of_checkpoint('ab') == version_of_checkpoint('ab')
+
+
+@pytest.mark.parametrize(
+    'changed',
+    [
+        'ac',
+        'cb',
+        'a',  # the second file is missing
+    ],
+)
+def test_the_version_depends_on_all_files_of_a_checkpoint(changed: str):
+    assert version_of_checkpoint(changed) != version_of_checkpoint('ab')
 
 
 def test_with_a_time_budget_watchers_wait_for_the_first_evaluation_which_measures(tmp_path: Path):

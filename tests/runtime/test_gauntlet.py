@@ -289,25 +289,42 @@ def count_forwards(gauntlet: Gauntlet, network: torch.nn.Module, tokenizer: Any)
     return len(calls)
 
 
+def items_without_records(settings: Mapping[str, Any], network: torch.nn.Module, tokenizer: Any) -> dict[str, str]:
+    return items_of(Gauntlet(**{**settings, 'save_folder': None}).evaluate(network, tokenizer))
+
+
 def test_an_interrupted_evaluation_is_resumed_by_another_job_at_the_same_weights(scored, tokenizer):
     """Mutation: the identity of the journal has no digest of the weights, so other weights get the items of these."""
-    network, folder = tiny.model(), scored['save_folder'] / 'ba10'
+    network = tiny.model()
+    folder = scored['save_folder'] / 'ba10'
     num_finished = interrupted(scored, network, tokenizer)
     assert 0 < num_finished < 28
+
     resumed = Gauntlet(**scored).evaluate(network, tokenizer, step=10)
+
     assert reused_items(folder) == num_finished
     assert not (folder / 'journal').exists()
-    assert items_of(resumed) == items_of(Gauntlet(**{**scored, 'save_folder': None}).evaluate(network, tokenizer))
+    assert items_of(resumed) == items_without_records(scored, network, tokenizer)
 
 
-def test_an_interrupted_evaluation_is_not_resumed_with_other_weights_or_at_another_step(scored, tokenizer):
+def test_an_interrupted_evaluation_is_not_resumed_at_another_step(scored, tokenizer):
     assert interrupted(scored, tiny.model(), tokenizer) > 0
-    gauntlet = Gauntlet(**scored)
-    gauntlet.evaluate(tiny.model(), tokenizer, step=20)
-    other = gauntlet.evaluate(tiny.model(seed=1), tokenizer, step=10)
-    assert [reused_items(scored['save_folder'] / name) for name in ('ba10', 'ba20')] == [0, 0]
-    assert tiny.record(scored['save_folder'] / 'ba10')['training']['batch'] == 10
-    assert items_of(other) == items_of(Gauntlet(**{**scored, 'save_folder': None}).evaluate(tiny.model(1), tokenizer))
+
+    Gauntlet(**scored).evaluate(tiny.model(), tokenizer, step=20)
+
+    assert reused_items(scored['save_folder'] / 'ba20') == 0
+
+
+def test_an_interrupted_evaluation_is_not_resumed_with_other_weights(scored, tokenizer):
+    assert interrupted(scored, tiny.model(), tokenizer) > 0
+    other_network = tiny.model(seed=1)
+
+    evaluation = Gauntlet(**scored).evaluate(other_network, tokenizer, step=10)
+
+    folder = scored['save_folder'] / 'ba10'
+    assert reused_items(folder) == 0
+    assert tiny.record(folder)['training']['batch'] == 10
+    assert items_of(evaluation) == items_without_records(scored, other_network, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -465,17 +482,30 @@ def outcomes(folder: Path, job: Callable[..., None], *arguments: Any, num_ranks:
 def wrapped_on_one_rank(folder: Path) -> None:
     """Evaluate a network alone, and in the wrapper of data parallelism, compiled and not, as the only rank of a job."""
     torch.distributed.init_process_group('gloo')
-    network, tokenizer, gauntlet = tiny.model().train(), tiny.tokenizer(), Gauntlet(**settings_in(folder))
+    gauntlet = Gauntlet(**settings_in(folder))
+    network = tiny.model().train()
     wrapped = DistributedDataParallel(network)
     compiled = torch.compile(wrapped, backend='eager')
-    alone, *others = [items_of(gauntlet.evaluate(model, tokenizer)) for model in (network, wrapped, compiled)]
-    write_outcome(folder, [len(alone), [items == alone for items in others], wrapped.training])
+
+    items = {
+        name: items_of(gauntlet.evaluate(model, tiny.tokenizer()))
+        for name, model in {'alone': network, 'wrapped': wrapped, 'compiled': compiled}.items()
+    }
+
+    write_outcome(folder, {'items': items, 'is_in_training': wrapped.training})
 
 
 @pytest.mark.slow
 def test_the_wrapper_of_data_parallelism_does_not_change_the_items(tmp_path):
     tiny.write_tasks(tmp_path)
-    assert outcomes(tmp_path, wrapped_on_one_rank, num_ranks=1) == [[28, [True, True], True]]
+
+    (outcome,) = outcomes(tmp_path, wrapped_on_one_rank, num_ranks=1)
+
+    items = outcome['items']
+    assert len(items['alone']) == 28
+    assert items['wrapped'] == items['alone']
+    assert items['compiled'] == items['alone']
+    assert outcome['is_in_training']
 
 
 def sharded(network: Any) -> Any:

@@ -145,12 +145,21 @@ def test_other_ranks_have_no_loggers(monkeypatch: pytest.MonkeyPatch):
 
 def test_each_checkpoint_of_a_watch_has_its_own_file_and_joins_the_runs_of_the_others():
     chosen = {'file': {'filename': 'logs/log.txt'}, 'wandb': None, 'mlflow': {'experiment_name': 'llama'}}
+
     settings = logger_settings(chosen, 'llama 7b', 'huggingface/ba100')
+
     assert settings['file']['filename'] == 'logs/huggingface-ba100-log.txt'
     assert settings['wandb'] == {'init_kwargs': {'id': 'llama-7b-watch', 'resume': 'allow'}}
     assert settings['mlflow'] == {'experiment_name': 'llama', 'resume': True}
-    own = logger_settings({'wandb': {'init_kwargs': {'id': 'mine'}}, 'mlflow': {'resume': False}}, 'llama', 'ba1')
-    assert own['wandb']['init_kwargs']['id'] == 'mine' and own['mlflow'] == {'resume': False}
+
+
+def test_the_runs_that_a_user_names_are_kept_in_a_watch():
+    chosen = {'wandb': {'init_kwargs': {'id': 'own-id'}}, 'mlflow': {'resume': False}}
+
+    settings = logger_settings(chosen, 'llama', 'ba1')
+
+    assert settings['wandb']['init_kwargs']['id'] == 'own-id'
+    assert settings['mlflow'] == {'resume': False}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -34,13 +34,17 @@ def loaded(model: Any, **settings: Any) -> Any:
         return source.load(CPU)
 
 
+def check_same_tensors(tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
+        assert tensor.dtype == expected[name].dtype, name
+        assert torch.equal(tensor, expected[name]), name
+
+
 def check_same(network: Any, expected: Any) -> None:
     """Check weights, buffers, logits and end tokens bit for bit."""
-    for kind in ('named_parameters', 'named_buffers'):
-        found, wanted = dict(getattr(network, kind)()), dict(getattr(expected, kind)())
-        assert found.keys() == wanted.keys()
-        for name, value in found.items():
-            assert value.dtype == wanted[name].dtype and torch.equal(value, wanted[name]), name
+    check_same_tensors(dict(network.named_parameters()), dict(expected.named_parameters()))
+    check_same_tensors(dict(network.named_buffers()), dict(expected.named_buffers()))
     with torch.no_grad():
         assert torch.equal(network(input_ids=IDS).logits, expected(input_ids=IDS).logits)
     assert network.generation_config.to_dict() == expected.generation_config.to_dict()
@@ -54,9 +58,14 @@ def expected_of(folder: Path, dtype: torch.dtype = torch.float32, **settings: An
 @pytest.mark.parametrize(
     ('saved', 'dtype', 'is_tied'),
     [
-        *(('float32', 'float32', is_tied) for is_tied in (False, True)),
-        *(('bfloat16', 'float32', is_tied) for is_tied in (False, True)),
-        *(('float32', dtype, False) for dtype in ('bfloat16', 'float16')),
+        ('float32', 'float32', False),
+        ('float32', 'float32', True),
+        # Saved in half precision.
+        ('bfloat16', 'float32', False),
+        ('bfloat16', 'float32', True),
+        # Loaded in half precision.
+        ('float32', 'bfloat16', False),
+        ('float32', 'float16', False),
     ],
 )
 @pytest.mark.parametrize('family', FAMILIES)
@@ -70,21 +79,42 @@ def test_every_format_gives_the_network_of_transformers(
     torch.save(tiny.content_of(network), tmp_path / 'whole.pt')
     tiny.save_sharded(tiny.content_of(network), tmp_path / 'sharded')
     expected = expected_of(tmp_path, getattr(torch, dtype))
+
     check_same(loaded(tmp_path, dtype=dtype), expected)
+
+    # A checkpoint has no generation_config.json.
     for form in ('whole.pt', 'sharded'):
         expected.generation_config = transformers.GenerationConfig.from_model_config(expected.config)
         check_same(loaded(tmp_path / form, dtype=dtype), expected)
 
 
-def test_other_folders_are_loaded(tmp_path: Path):
-    """With pytorch_model.bin, with names without the prefix of the model, and those that Composer's users have."""
-    for name in ('rotary_bos', 'alibi_pad_eos'):
-        check_same(loaded(FIXTURES / 'models' / name), expected_of(FIXTURES / 'models' / name))
+@pytest.mark.parametrize('name', ['rotary_bos', 'alibi_pad_eos'])
+def test_folders_that_users_of_composer_have_are_loaded(name: str):
+    folder = FIXTURES / 'models' / name
+
+    check_same(loaded(folder), expected_of(folder))
+
+
+@pytest.mark.parametrize(
+    ('max_shard_size', 'num_files'),
+    [
+        ('1GB', 1),
+        ('40KB', 5),
+    ],
+)
+def test_weights_in_bin_files_are_loaded(tmp_path: Path, max_shard_size: str, num_files: int):
     network = networks.network('gpt2', vocab_size=259)
-    for name, part, size in (('bin', network, '1GB'), ('bins', network, '40KB'), ('bare', network.transformer, '1GB')):
-        folder = tiny.save(part, tmp_path / name, safe_serialization=name == 'bare', max_shard_size=size)
-        check_same(loaded(folder), expected_of(folder))
-    assert len(list((tmp_path / 'bins').glob('*.bin'))) > 1
+    tiny.save(network, tmp_path, safe_serialization=False, max_shard_size=max_shard_size)
+    assert len(list(tmp_path.glob('*.bin'))) == num_files
+
+    check_same(loaded(tmp_path), expected_of(tmp_path))
+
+
+def test_weights_whose_names_lack_the_prefix_of_the_model_are_loaded(tmp_path: Path):
+    network = networks.network('gpt2', vocab_size=259)
+    tiny.save(network.transformer, tmp_path)
+
+    check_same(loaded(tmp_path), expected_of(tmp_path))
 
 
 @pytest.fixture
@@ -101,7 +131,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cached / 'snapshots'
 
 
-@pytest.mark.parametrize(('revision', 'commit'), [(None, '0' * 40), ('v1', '1' * 40), ('1' * 40, '1' * 40)])
+@pytest.mark.parametrize(
+    ('revision', 'commit'),
+    [
+        (None, '0' * 40),  # main
+        ('v1', '1' * 40),
+        ('1' * 40, '1' * 40),
+    ],
+)
 def test_a_revision_of_a_hub_name_is_loaded_from_the_cache(hub: Path, revision: str | None, commit: str):
     check_same(loaded('someone/tiny', revision=revision), expected_of(hub / commit))
     with open_model('someone/tiny', revision=revision) as source:
@@ -113,21 +150,29 @@ def test_a_revision_that_is_not_in_the_cache_is_an_error(hub: Path):
         loaded('someone/tiny', revision='v2')
 
 
+def log_probability(network: Any, context: str, continuation: str) -> float:
+    """Return that of a continuation, by one forward of transformers."""
+    ids = torch.tensor(tiny.tokenizer()(context + continuation)['input_ids'])
+    with torch.no_grad():
+        logprobs = network(ids[None]).logits[0].float().log_softmax(-1)
+    of_next_tokens = logprobs[:-1].gather(1, ids[1:, None])
+    return of_next_tokens[-len(continuation) :].sum().item()
+
+
 def test_an_evaluation_in_half_precision_has_the_log_probabilities_of_transformers(tmp_path: Path):
     """To the rounding of bfloat16: seven bits of logits around 1."""
     folder = tiny.save(networks.network('llama', vocab_size=259, max_position_embeddings=128), tmp_path / 'model')
+
     evaluate(folder, **tiny.write_tasks(tmp_path), dtype='bfloat16', device='cpu', out=tmp_path / 'out')
-    assert json.loads((tmp_path / 'out/results.json').read_text())['model']['dtype'] == 'bfloat16'
-    network, tokenizer = expected_of(folder, torch.bfloat16), tiny.tokenizer()
+
+    assert tiny.record(tmp_path / 'out')['model']['dtype'] == 'bfloat16'
+    network = expected_of(folder, torch.bfloat16)
     for line in (tmp_path / 'out/samples/sums_0-shot.jsonl').read_text().splitlines():
         sample = json.loads(line)
         row = tiny.TASKS['sums'][1][sample['row']]
-        continuation = ' ' + row['continuation']  # as in shots, though the tokenizer's tokens are characters
-        ids = torch.tensor(tokenizer(row['context'] + continuation)['input_ids'])
-        with torch.no_grad():
-            logprobs = network(ids[None]).logits[0].float().log_softmax(-1)
-        wanted = logprobs[:-1].gather(1, ids[1:, None])[-len(continuation) :].sum().item()
-        assert sample['logprobs'] == [pytest.approx(wanted, abs=0.05)]
+        # With the space of shots; the tokenizer's tokens are characters.
+        expected = log_probability(network, row['context'], ' ' + row['continuation'])
+        assert sample['logprobs'] == [pytest.approx(expected, abs=0.05)]
 
 
 OWN_CODE = """
@@ -145,12 +190,15 @@ def test_code_of_a_model_is_run_only_if_trusted(tmp_path: Path, monkeypatch: pyt
     folder = tiny.save(networks.network('llama', vocab_size=259), tmp_path / 'own')
     expected = expected_of(folder)
     config = json.loads((folder / 'config.json').read_text())
-    automatic = {'AutoConfig': 'own_code.OwnConfig', 'AutoModelForCausalLM': 'own_code.OwnModel'}
-    (folder / 'config.json').write_text(json.dumps({**config, 'model_type': 'own', 'auto_map': automatic}))
+    config['model_type'] = 'own'
+    config['auto_map'] = {'AutoConfig': 'own_code.OwnConfig', 'AutoModelForCausalLM': 'own_code.OwnModel'}
+    (folder / 'config.json').write_text(json.dumps(config))
     (folder / 'own_code.py').write_text(OWN_CODE)
+
     with pytest.raises(ModelError, match=r'config\.json: .*needs Python code of its own; .* --trust-remote-code'):
         loaded(folder)
     assert not (tmp_path / 'modules').exists()
+
     network = loaded(folder, trust_remote_code=True)
     assert type(network).__name__ == 'OwnModel'
     check_same(network, expected)
@@ -164,20 +212,29 @@ def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
     lora = peft.LoraConfig(r=4, target_modules=['q_proj', 'up_proj'], init_lora_weights=False, task_type='CAUSAL_LM')
     adapted = peft.get_peft_model(expected_of(folder), lora).eval()
     adapted.save_pretrained(tmp_path / 'adapter')
-    found = loaded(folder, adapter=str(tmp_path / 'adapter'))
+
+    network = loaded(folder, adapter=str(tmp_path / 'adapter'))
+
+    assert type(network).__name__ == 'LlamaForCausalLM'
+    assert not any(parameter.requires_grad for parameter in network.parameters())
     with torch.no_grad():
-        logits = found(input_ids=IDS).logits
+        logits = network(input_ids=IDS).logits
         assert torch.allclose(logits, adapted(input_ids=IDS).logits, atol=1e-4)
         assert not torch.allclose(logits, loaded(folder)(input_ids=IDS).logits, atol=1e-2)
-    assert type(found).__name__ == 'LlamaForCausalLM' and not any(value.requires_grad for value in found.parameters())
 
 
-def test_an_adapter_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_without_an_adapter_is_an_error(tmp_path: Path):
     folder = tiny.save(networks.network('llama', vocab_size=259), tmp_path / 'base')
+
     with pytest.raises(ModelError, match=r'base: has no adapter_config\.json; allowed: .* PEFT adapter'):
         loaded(folder, adapter=str(folder))
+
+
+def test_an_adapter_without_peft_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tiny.save(networks.network('llama', vocab_size=259), tmp_path / 'base')
     (folder / 'adapter_config.json').write_text('{"peft_type": "NOPE"}')
     monkeypatch.setitem(sys.modules, 'peft', None)  # as if it were not installed
+
     with pytest.raises(ModelError, match=r"pip install 'llmfoundry-gauntlet\[peft\]'"):
         loaded(folder, adapter=str(folder))
 
@@ -193,6 +250,11 @@ def stored_tokenizer(tokenizer: Any, tmp_path: Path) -> tuple[Any, Any]:
         return source.tokenizer, expected
 
 
+def saved_files(tokenizer: Any, folder: Path) -> dict[str, str]:
+    tokenizer.save_pretrained(folder)
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
 @pytest.mark.parametrize('name', ['rotary_bos', 'unigram_characters'])
 @pytest.mark.parametrize('chat_template', [None, '{{ messages }}'])
 def test_the_tokenizer_of_a_checkpoint_is_the_one_that_composer_reads(
@@ -201,37 +263,39 @@ def test_the_tokenizer_of_a_checkpoint_is_the_one_that_composer_reads(
     """Mutation: the name of the temporary folder stays in the tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(FIXTURES / 'models' / name)
     tokenizer.chat_template = chat_template
-    found, expected = stored_tokenizer(tokenizer, tmp_path)
-    assert found.name_or_path == expected.name_or_path
-    assert found.init_kwargs.keys() == expected.init_kwargs.keys()
-    files = []
-    for number, read in enumerate((found, expected)):
-        read.save_pretrained(tmp_path / str(number))
-        files.append({path.name: path.read_text() for path in (tmp_path / str(number)).iterdir()})
-    assert files[0] == files[1] and found.chat_template == chat_template
+
+    read_here, read_by_composer = stored_tokenizer(tokenizer, tmp_path)
+
+    assert read_here.name_or_path == read_by_composer.name_or_path
+    assert read_here.init_kwargs.keys() == read_by_composer.init_kwargs.keys()
+    assert read_here.chat_template == chat_template
+    assert saved_files(read_here, tmp_path / 'here') == saved_files(read_by_composer, tmp_path / 'by-composer')
 
 
 def test_a_vocabulary_of_lines_has_the_tokens_that_were_saved(tmp_path: Path):
     """Composer 0.32.1 reads one more, which is empty: it ends the last line twice."""
     tokens = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'b', '##c']
     (tmp_path / 'vocab.txt').write_text(''.join(f'{token}\n' for token in tokens))
-    found, of_composer = stored_tokenizer(transformers.BertTokenizer(str(tmp_path / 'vocab.txt')), tmp_path)
-    assert found.get_vocab() == {token: number for number, token in enumerate(tokens)}
-    assert set(of_composer.get_vocab()) == {*tokens, ''}
+    tokenizer = transformers.BertTokenizer(str(tmp_path / 'vocab.txt'))
+
+    read_here, read_by_composer = stored_tokenizer(tokenizer, tmp_path)
+
+    assert read_here.get_vocab() == {token: number for number, token in enumerate(tokens)}
+    assert set(read_by_composer.get_vocab()) == {*tokens, ''}
 
 
 @pytest.mark.parametrize('form', ['whole', 'sharded'])
 def test_a_tokenizer_without_special_tokens_is_read(tmp_path: Path, form: str):
     """Its empty mapping is missing in a sharded checkpoint."""
     words = Tokenizer(WordLevel({'a': 0, 'b': 1}))
-    whole = HuggingFaceModel(
-        networks.network('llama', vocab_size=2), tokenizer=transformers.PreTrainedTokenizerFast(tokenizer_object=words)
-    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    whole = HuggingFaceModel(networks.network('llama', vocab_size=2), tokenizer=tokenizer)
     content = {'state': {'model': whole.state_dict(), 'integrations': {'huggingface': whole.get_metadata()}}}
     if form == 'whole':
         torch.save(content, tmp_path / form)
     else:
         tiny.save_sharded(content, tmp_path / form)
+
     with open_model(str(tmp_path / form)) as source:
         assert source.tokenizer('b')['input_ids'] == [1]
 
@@ -242,24 +306,31 @@ def test_weights_that_are_views_are_loaded(tmp_path: Path):
     content = tiny.content_of(network)
     state = content['state']['model']
     layers = [f'model.model.layers.{layer}.mlp' for layer in range(2)]
-    both = torch.stack([state[f'{layer}.up_proj.weight'] for layer in layers])
-    for layer, up in zip(layers, both, strict=True):
+    stacked = torch.stack([state[f'{layer}.up_proj.weight'] for layer in layers])
+    for layer, part_of_stacked in zip(layers, stacked, strict=True):
         gate = state[f'{layer}.gate_proj.weight']
-        state |= {f'{layer}.up_proj.weight': up, f'{layer}.gate_proj.weight': gate.T.contiguous().T}
+        state[f'{layer}.gate_proj.weight'] = gate.T.contiguous().T
+        state[f'{layer}.up_proj.weight'] = part_of_stacked
     torch.save(content, tmp_path / 'views.pt')
-    wanted = network.state_dict()
-    assert all(torch.equal(value, wanted[name]) for name, value in loaded(tmp_path / 'views.pt').state_dict().items())
+
+    weights = loaded(tmp_path / 'views.pt').state_dict()
+
+    expected = network.state_dict()
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
 
 
 def test_files_may_be_removed_after_loading(tmp_path: Path):
     """Mutation: weights stay mapped to the file and change with it."""
     network = networks.network('llama', vocab_size=259)
     weights = tiny.save(network, tmp_path) / 'model.safetensors'
-    found, expected = loaded(tmp_path), expected_of(shutil.copytree(tmp_path, tmp_path / 'copy'))
+    expected = expected_of(shutil.copytree(tmp_path, tmp_path / 'copy'))
+    network_of_file = loaded(tmp_path)
+
     with weights.open('r+b') as file:
         file.write(b'\0' * weights.stat().st_size)
     weights.unlink()
-    check_same(found, expected)
+
+    check_same(network_of_file, expected)
 
 
 FACTORS = {'short_factor': [1.0] * 4, 'long_factor': [2.0] * 4}
@@ -270,9 +341,10 @@ LONG_PHI = {'max_position_embeddings': 512, 'original_max_position_embeddings': 
 def config_of(kind: str | None, scaling: dict[str, Any], **more: Any) -> transformers.PretrainedConfig:
     if kind is None:
         return transformers.LlamaConfig(max_position_embeddings=256)
-    make = transformers.Phi3Config if kind == 'longrope' else transformers.LlamaConfig
-    sizes = {'hidden_size': 32, 'num_attention_heads': 4, 'max_position_embeddings': 256, 'pad_token_id': 0}
-    return make(**{**sizes, **more}, rope_scaling={'type' if kind == 'longrope' else 'rope_type': kind, **scaling})
+    sizes = {'hidden_size': 32, 'num_attention_heads': 4, 'max_position_embeddings': 256, 'pad_token_id': 0, **more}
+    if kind == 'longrope':
+        return transformers.Phi3Config(**sizes, rope_scaling={'type': kind, **scaling})
+    return transformers.LlamaConfig(**sizes, rope_scaling={'rope_type': kind, **scaling})
 
 
 @pytest.mark.parametrize(
@@ -293,19 +365,38 @@ def config_of(kind: str | None, scaling: dict[str, Any], **more: Any) -> transfo
 def test_rotary_scaling_multiplies_the_positions(kind, scaling, more, positions: int):
     """By hand, and never fewer than the configuration names, which stay the default."""
     config = config_of(kind, scaling, **more)
+
     assert resolve_max_seq_len(positions, config, {}) == positions
     assert resolve_max_seq_len(None, config, {}) == more.get('max_position_embeddings', 256)
+
     with pytest.raises(ModelError, match=f'is {positions + 1}, but .* has positions for {positions} tokens'):
         resolve_max_seq_len(positions + 1, config, {})
     with pytest.raises(ModelError, match=r't: max_seq_len is 4096'):
         resolve_max_seq_len(None, config, {'t': 4096})
 
 
-def test_only_dynamic_ntk_and_longrope_depend_on_a_length():
-    padded = {'t': 64}
-    for kind, scaling in ((None, {}), ('linear', {'factor': 4.0}), ('yarn', {'factor': 4.0})):
-        assert rotary_lengths(config_of(kind, scaling), padded) is None
-    dynamic = rotary_lengths(config_of('dynamic', {'factor': 2.0}), padded)
-    assert dynamic == RotaryLengths(base=256, scales_by_length=True, padded_to=padded)
-    longrope = rotary_lengths(config_of('longrope', FACTORS, **LONG_PHI), padded)
-    assert longrope == RotaryLengths(base=128, scales_by_length=False, padded_to=padded)
+PADDED_TO = {'t': 64}
+
+
+@pytest.mark.parametrize(
+    ('kind', 'scaling'),
+    [
+        (None, {}),
+        ('linear', {'factor': 4.0}),
+        ('yarn', {'factor': 4.0}),
+    ],
+)
+def test_other_rotary_embeddings_do_not_depend_on_a_length(kind: str | None, scaling: dict[str, Any]):
+    assert rotary_lengths(config_of(kind, scaling), PADDED_TO) is None
+
+
+def test_dynamic_ntk_depends_on_the_length_beyond_its_positions():
+    lengths = rotary_lengths(config_of('dynamic', {'factor': 2.0}), PADDED_TO)
+
+    assert lengths == RotaryLengths(base=256, scales_by_length=True, padded_to=PADDED_TO)
+
+
+def test_longrope_depends_on_whether_a_row_is_beyond_its_original_positions():
+    lengths = rotary_lengths(config_of('longrope', FACTORS, **LONG_PHI), PADDED_TO)
+
+    assert lengths == RotaryLengths(base=128, scales_by_length=False, padded_to=PADDED_TO)
