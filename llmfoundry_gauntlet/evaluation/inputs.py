@@ -158,13 +158,13 @@ def with_programs(data: EvaluationData) -> EvaluationData:
     """
     sandbox, unsupported = sandbox_of(list(data.tasks.values()), data.examples, data.settings.sandbox)
 
-    supported = {
-        name: {key: value for key, value in getattr(data, name).items() if key not in unsupported} for name in BY_TASK
-    }
-    if not supported['examples']:
+    changes: dict[str, Any] = {'unsupported': {**data.unsupported, **unsupported}}
+    for name in BY_TASK:
+        by_task = getattr(data, name)
+        changes[name] = {key: value for key, value in by_task.items() if key not in unsupported}
+    if not changes['examples']:
         reasons = [f'{key}: {reason}' for key, reason in unsupported.items()]
         raise ConfigError([*reasons, 'nothing is left to run'])
-    changes: dict[str, Any] = {**supported, 'unsupported': {**data.unsupported, **unsupported}}
     return replace(data, sandbox=sandbox, **changes)
 
 
@@ -176,11 +176,14 @@ def with_subsets(data: EvaluationData, subsets: Mapping[str, list[Example]]) -> 
 
 def check_metric_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -> None:
     """Raise ConfigError if two names would give the same metric key."""
-    categories = {
-        key: sorted({row.category for row in rows if row.category is not None}) for key, rows in examples.items()
-    }
-    gauntlet = suite.gauntlet
-    composites = () if gauntlet is None else (*(part.name for part in gauntlet.categories), *(gauntlet.averages or ()))
+    categories = {}
+    for key, rows in examples.items():
+        names = {row.category for row in rows if row.category is not None}
+        categories[key] = sorted(names)
+    composites: list[str] = []
+    if suite.gauntlet is not None:
+        composites += [category.name for category in suite.gauntlet.categories]
+        composites += suite.gauntlet.averages or ()
     check_key_names(categories, composites)
 
 
@@ -213,19 +216,22 @@ def read_data(suite: Suite, data_root: str, *, missing: str = ERROR) -> tuple[di
     """
     rows: dict[str, TaskRows] = {}
     errors: list[GauntletError] = []
-    lacking: dict[str, MissingFileError] = {}
+    missing_by_task: dict[str, MissingFileError] = {}
     for task in suite.tasks:
         try:
             rows[task.key] = task.read(data_root)
         except MissingFileError as error:
-            lacking[task.key] = error
+            missing_by_task[task.key] = error
         except (ConfigError, DataError) as error:
             errors.append(error)
-    if lacking and (missing != SKIP or not rows):
-        errors.append(missing_files([task for task in suite.tasks if task.key in lacking], suite, data_root, lacking))
+    if missing_by_task and (missing != SKIP or not rows):
+        without_file = [task for task in suite.tasks if task.key in missing_by_task]
+        errors.append(missing_files(without_file, suite, data_root, missing_by_task))
     if errors:
-        raise type(errors[0])(list(dict.fromkeys(problem for error in errors for problem in error.problems)))
-    return rows, dict.fromkeys(lacking, 'its data file is missing')
+        # A file that several tasks use gives each of them the same problems.
+        problems = dict.fromkeys(problem for error in errors for problem in error.problems)
+        raise type(errors[0])(list(problems))
+    return rows, dict.fromkeys(missing_by_task, 'its data file is missing')
 
 
 def missing_files(
@@ -311,39 +317,40 @@ def own_questions(task: Task, rows: Sequence[Example], asked: Sequence[Example])
 def repeated_choices(task: MultipleChoiceTask, rows: Sequence[Example]) -> Iterator[str]:
     """Yield a warning if rows have duplicate choices; of two equal correct ones only one counts as correct."""
     repeated = [row for row in rows if len(set(row.content.choices)) < len(row.content.choices)]
-    if repeated:
-        contents = [row.content for row in repeated]
-        num_right = sum(content.choices.count(content.choices[content.gold]) > 1 for content in contents)
-        yield (
-            f'{task.label}: {len(repeated)} of {plural(len(rows), "row")} have a choice twice, {num_right} of them the '
-            f'right one; gauntlet explain {task.label} --row {repeated[0].row} shows the first'
-        )
+    if not repeated:
+        return
+    num_right = 0
+    for row in repeated:
+        choices = row.content.choices
+        num_right += choices.count(choices[row.content.gold]) > 1
+    yield (
+        f'{task.label}: {len(repeated)} of {plural(len(rows), "row")} have a choice twice, {num_right} of them the '
+        f'right one; gauntlet explain {task.label} --row {repeated[0].row} shows the first'
+    )
 
 
 def lost_categories(task: Task, rows: Sequence[Example], asked: Sequence[Example]) -> Iterator[str]:
     """Yield a warning if a subset contains no rows of some categories."""
     categories = {row.category for row in rows}
-    lost = len(categories - {row.category for row in asked})
-    if lost:
+    num_lost = len(categories - {row.category for row in asked})
+    if num_lost:
         yield (
-            f'{task.key}: {len(asked)} items leave out {lost} of {len(categories)} categories; its score is the mean '
-            'over the others'
+            f'{task.key}: {len(asked)} items leave out {num_lost} of {len(categories)} categories; its score is the '
+            'mean over the others'
         )
 
 
 def prompt_warnings(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item]], max_seq_len: int) -> Iterator[str]:
     """Yield warnings about generations limited to fewer tokens than their task's default, and shortened prompts."""
-    short = {
-        key: most
-        for key, task in tasks.items()
-        if task.generates
-        and (most := task.default_max_new_tokens) is not None
-        and most > max_seq_len // 2  # half of max_seq_len is reserved for the prompt
-        and 'max_new_tokens' not in (task.generation_kwargs or {})
-    }
-    if short:
-        names = ', '.join(f'{key} ({most})' for key, most in short.items())
-        yield f'max_seq_len is {max_seq_len}, so generations get only {max_seq_len // 2} tokens: {names}'
+    most_tokens = max_seq_len // 2  # the other half is reserved for the prompt
+    limited = []
+    for key, task in tasks.items():
+        default = task.default_max_new_tokens
+        is_given = 'max_new_tokens' in (task.generation_kwargs or {})
+        if task.generates and default is not None and default > most_tokens and not is_given:
+            limited.append(f'{key} ({default})')
+    if limited:
+        yield f'max_seq_len is {max_seq_len}, so generations get only {most_tokens} tokens: {", ".join(limited)}'
     shortened = [key for key, of_task in items.items() if any(item.request.prompt_shortened for item in of_task)]
     if shortened:
         shots_left: dict[int, list[float]] = {}  # means of tasks, by the number of shots that was asked for

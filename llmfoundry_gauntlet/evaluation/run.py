@@ -129,13 +129,18 @@ class PreparedEvaluation:
         """
         scored: dict[ItemKey, ItemResult | Future[ItemResult]] = {}
         for output in outputs:
-            if output.key not in scored:
-                item = self.items[output.key]
-                if self.tasks[output.key.task].runs_programs:
-                    scored[output.key] = submit(self._result, item, output)
-                else:
-                    scored[output.key] = self._result(item, output, comparer)
-        return {key: result.result() if isinstance(result, Future) else result for key, result in scored.items()}
+            if output.key in scored:
+                continue
+            item = self.items[output.key]
+            if self.tasks[output.key.task].runs_programs:
+                scored[output.key] = submit(self._result, item, output)
+            else:
+                scored[output.key] = self._result(item, output, comparer)
+        # All programs have been started before the first is waited for.
+        results = {}
+        for key, result in scored.items():
+            results[key] = result.result() if isinstance(result, Future) else result
+        return results
 
     def unscorable(self) -> dict[ItemKey, ItemResult]:
         """Return the items that are in no batch as unscored results, each with its reason."""
@@ -257,12 +262,9 @@ def samples_of(items: Iterable[Item], num_samples: int) -> Iterator[Item]:
 
 def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
     """Return the evaluation restricted to a single task."""
-    return replace(
-        prepared,
-        data=replace(prepared.data, examples={key: prepared.data.examples[key]}, unsupported={}),
-        tasks={key: prepared.tasks[key]},
-        items={item_key: item for item_key, item in prepared.items.items() if item_key.task == key},
-    )
+    items = {item_key: item for item_key, item in prepared.items.items() if item_key.task == key}
+    data = replace(prepared.data, examples={key: prepared.data.examples[key]}, unsupported={})
+    return replace(prepared, data=data, tasks={key: prepared.tasks[key]}, items=items)
 
 
 def plan_evaluation(
@@ -345,10 +347,9 @@ def is_blind(request: ScoreRequest, hidden: int) -> bool:
 
 def holds(request: ScoreRequest, token: int) -> bool:
     """Return whether the model's input for a request contains a token."""
-    return any(
-        (context == token).any() or (continuation[:-1] == token).any()
-        for context, continuation in zip(request.contexts, request.continuations, strict=True)
-    )
+    # The last token of a continuation is only predicted.
+    inputs = [*request.contexts, *(continuation[:-1] for continuation in request.continuations)]
+    return any((ids == token).any() for ids in inputs)
 
 
 def conclude(
@@ -387,15 +388,13 @@ def summarize(
 
     Tasks with mathematical answers require the `comparer`, which compares those to the variants of a question.
     """
-    scores = {
-        key: task_score(
-            key,
-            tasks[key].metrics(),
-            task_results,
-            allow_missing=allow_missing,
-        )
-        for key, task_results in results.items()
-    }
+    scores = {}
+    robustness = {}
+    for key, task_results in results.items():
+        task = tasks[key]
+        scores[key] = task_score(key, task.metrics(), task_results, allow_missing=allow_missing)
+        if task.asks_variants:
+            robustness[task.dataset_name] = task.robustness(task_results, comparer, allow_missing=allow_missing)
     return Evaluation(
         data=data,
         tasks=tasks,
@@ -403,11 +402,7 @@ def summarize(
         results={key: tuple(task_results) for key, task_results in results.items()},
         scores=scores,
         composites=composites_of(data, scores),
-        robustness={
-            tasks[key].dataset_name: tasks[key].robustness(task_results, comparer, allow_missing=allow_missing)
-            for key, task_results in results.items()
-            if tasks[key].asks_variants
-        },
+        robustness=robustness,
         seconds=dict(seconds),
     )
 
@@ -421,6 +416,7 @@ def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Comp
         if not score.metrics:
             continue
         accuracies[key] = score.accuracy
+        # A composite over part of a task's items would be no composite of the gauntlet.
         if score.num_unscored and score.accuracy.value is not None:
             reason = f'{score.num_unscored} of {plural(score.num_items, "item")} unscored'
             accuracies[key] = Measure(value=None, reason=reason)
@@ -434,18 +430,20 @@ def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:
     It covers the gauntlet's YAML, its tasks with their shots, rows and metrics, and the settings that affect scores.
     """
     settings = data.settings
-    named = {benchmark.key for category in gauntlet.categories for benchmark in category.benchmarks}
-    tasks = {
-        task.key: {
+    benchmarks = {benchmark.key for category in gauntlet.categories for benchmark in category.benchmarks}
+    # Tasks that cannot run here are in no composite.
+    in_composites = [task for task in data.suite.tasks if task.key in benchmarks and task.key in data.digests]
+    tasks = {}
+    for task in in_composites:
+        tasks[task.key] = {
             'task': {name: value for name, value in task.keys.items() if name not in WITHOUT_EFFECT},
             'metric': task.metrics()[0].name,
             'rows': (data.digests.get(task.key), data.subset_sizes.get(task.key)),
         }
-        for task in data.suite.tasks
-        if task.key in named and task.key in data.digests  # tasks that cannot run here are in no composite
-    }
     parts = [asdict(gauntlet), tasks, settings.semantics, settings.effective_truncation, settings.fewshot]
-    parts += ['chat template'] if settings.apply_chat_template else []
+    # Settings at their defaults add nothing, so the version of a run that does not use them stays as it was.
+    if settings.apply_chat_template:
+        parts.append('chat template')
     parts += [given for given in (settings.given_chat, settings.given_markers) if given]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]

@@ -166,19 +166,20 @@ def with_complete_composites(gauntlet: GauntletSpec, keys: set[str]) -> Gauntlet
     return replace(gauntlet, categories=tuple(complete), averages=averages)
 
 
-def read_tasks(source: TasksSource, found: list[str], broken: set[str]) -> tuple[Task, ...]:
-    """Return the tasks of all sources; append problems to `found` and add labels of invalid tasks to `broken`."""
-    parts: list[Any] = [source]
+def read_tasks(source: TasksSource, problems: list[str], broken: set[str]) -> tuple[Task, ...]:
+    """Return the tasks of all sources; append to `problems`, and add labels of invalid tasks to `broken`."""
+    # A list of tasks is one source, a list of paths is several.
+    sources: list[Any] = [source]
     if isinstance(source, (list, tuple)) and source and all(isinstance(item, (str, Path)) for item in source):
-        parts = list(source)
+        sources = list(source)
     tasks: list[Task] = []
     seen: dict[str, str] = {}
-    for part in parts:
-        problems = YamlProblems(source_name(part, TASKS_KEY))
-        node = part if not isinstance(part, (str, Path)) else read_key(Path(part), TASKS_KEY, problems)
+    for part in sources:
+        source_problems = YamlProblems(source_name(part, TASKS_KEY))
+        node = read_key(Path(part), TASKS_KEY, source_problems) if isinstance(part, (str, Path)) else part
         if node is not None:
-            tasks.extend(decode_tasks(node, problems, seen, broken))
-        found.extend(problems.messages)
+            tasks.extend(decode_tasks(node, source_problems, seen, broken))
+        problems.extend(source_problems.messages)
     return tuple(tasks)
 
 
@@ -278,12 +279,16 @@ def check_metrics(task: Task, path: str, problems: Problems) -> None:
             )
 
 
-def read_gauntlet(source: GauntletSource, found: list[str]) -> GauntletSpec | None:
-    """Return the gauntlet of a source, as far as it is valid; append problems to `found`."""
-    problems = YamlProblems(source_name(source, GAUNTLET_KEY))
-    node = read_key(Path(source), GAUNTLET_KEY, problems) if isinstance(source, (str, Path)) else source
-    spec = None if node is None else decode_partly(GauntletSpec, node, GAUNTLET_KEY, problems)
-    found.extend(problems.messages)
+def read_gauntlet(source: GauntletSource, problems: list[str]) -> GauntletSpec | None:
+    """Return the gauntlet of a source, as far as it is valid; append to `problems`."""
+    source_problems = YamlProblems(source_name(source, GAUNTLET_KEY))
+    node: Any = source
+    if isinstance(source, (str, Path)):
+        node = read_key(Path(source), GAUNTLET_KEY, source_problems)
+    spec: GauntletSpec | None = None
+    if node is not None:
+        spec = decode_partly(GauntletSpec, node, GAUNTLET_KEY, source_problems)
+    problems.extend(source_problems.messages)
     return spec
 
 

@@ -47,7 +47,7 @@ class SchemaTask(ChoicesTask):
 
         As upstream, a context that nothing precedes carries no continuation delimiter.
         """
-        delimiter = '' if first else self.example_delimiter
-        end = '' if first else self.strip_end(self.continuation_delimiter)
-        contexts = tuple(self.prelimiter + delimiter + option + end for option in content.context_options)
+        before = self.prelimiter + ('' if first else self.example_delimiter)
+        after = '' if first else self.strip_end(self.continuation_delimiter)
+        contexts = tuple(before + option + after for option in content.context_options)
         return Prompt(contexts=contexts, continuations=(content.continuation,) * len(contexts))

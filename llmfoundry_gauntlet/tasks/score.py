@@ -105,17 +105,22 @@ def mathematical_equality(variants: Sequence[VariantResult], comparer: Comparer,
     pairs: dict[tuple[str, str], None] = {}
     earlier_and_later: dict[tuple[str | None, str | None], None] = {}
     for group in by_question(variants).values():
+        # Our equality is symmetric, so one order of each pair is enough.
         answers = sorted({result.answer for result in group if result.answer is not None})
         pairs.update(dict.fromkeys(combinations(answers, 2)))
+        # The reference's is not: it compares an earlier variant with a later one.
         in_order = sorted(group, key=lambda result: variant_order(result.variant))
-        earlier_and_later.update(dict.fromkeys(combinations([result.reference_answer for result in in_order], 2)))
+        reference_answers = [result.reference_answer for result in in_order]
+        earlier_and_later.update(dict.fromkeys(combinations(reference_answers, 2)))
     comparer.equal_many(pairs)
     comparer.equal_many(earlier_and_later, reference=by_reference)
 
     def equal(one: str, other: str | None) -> bool:
         return one == other or comparer.equal(one, other)
 
-    return Equality(equal=equal, reference=functools.partial(comparer.equal, reference=True) if by_reference else equal)
+    if not by_reference:
+        return Equality(equal=equal, reference=equal)
+    return Equality(equal=equal, reference=functools.partial(comparer.equal, reference=True))
 
 
 def score_of(
@@ -280,7 +285,10 @@ class ScoreTask(Task):
         shares_of_category: dict[str | None, list[float]] = {}
         for question, share in shares.items():
             shares_of_category.setdefault(categories[question], []).append(share)
-        return fmean(map(fmean, shares_of_category.values())) if shares else None
+        if not shares:
+            return None
+        means = [fmean(of_category) for of_category in shares_of_category.values()]
+        return fmean(means)
 
     @property
     def is_macro(self) -> bool:
@@ -294,9 +302,10 @@ class ScoreTask(Task):
         by_perturbation: dict[str, list[ItemResult]] = {name: [] for name in self.spec.applied}
         for result in results:
             by_perturbation[perturbation_of(result.key.variant or '')].append(result)
-        return {
-            name: score_of(self, part, comparer, allow_missing=allow_missing) for name, part in by_perturbation.items()
-        }
+        scores = {}
+        for name, of_perturbation in by_perturbation.items():
+            scores[name] = score_of(self, of_perturbation, comparer, allow_missing=allow_missing)
+        return scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

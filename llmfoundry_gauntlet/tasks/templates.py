@@ -72,7 +72,7 @@ def read_templates(spec: ScoreSpec, data_root: str | Path) -> Templates:
     content = read_json(path)
     if not isinstance(content, Mapping):
         raise ConfigError(f'{path}: is {describe(content)}; allowed: a mapping with {", ".join(KEYS.values())}')
-    found: dict[str, list[Template]] = {}
+    templates: dict[str, list[Template]] = {}
     for perturbation, key in KEYS.items():
         if key not in content:
             if perturbation in spec.applied:
@@ -85,21 +85,22 @@ def read_templates(spec: ScoreSpec, data_root: str | Path) -> Templates:
                 problems.add(key, f'{size}; allowed: a list of {NUM_PROMPTS}')
                 continue
             entries = {f'{key}[{index}]': entry for index, entry in enumerate(content[key])}
-        found[perturbation] = [template(entry, place, spec.is_math, problems) for place, entry in entries.items()]
+        templates[perturbation] = [template(entry, place, spec.is_math, problems) for place, entry in entries.items()]
     problems.raise_all()
     return Templates(
-        option_order=found.get(OPTION_ORDER, [NO_TEMPLATE])[0],
-        non_greedy=found.get(NON_GREEDY, [NO_TEMPLATE])[0],
-        prompt=tuple(found.get(PROMPT, ())),
+        option_order=templates.get(OPTION_ORDER, [NO_TEMPLATE])[0],
+        non_greedy=templates.get(NON_GREEDY, [NO_TEMPLATE])[0],
+        prompt=tuple(templates.get(PROMPT, ())),
     )
 
 
 def template(value: Any, path: str, is_math: bool, problems: Problems) -> Any:
     """Return one prompt; add its problems, such as an unknown or missing placeholder."""
     decoded: Template | None = decode(Template, value, path, problems)
-    if decoded is not None:
-        check_places(decoded.prompt, f'{path}.prompt', NEEDED[is_math], ALLOWED[is_math], problems)
-    if decoded is not None and not is_math:
+    if decoded is None:
+        return None
+    check_places(decoded.prompt, f'{path}.prompt', NEEDED[is_math], ALLOWED[is_math], problems)
+    if not is_math:
         of_option = {'letter', 'option'}
         check_places(decoded.options_format, f'{path}.options_format', of_option, of_option, problems)
     return decoded
@@ -116,7 +117,7 @@ def check_places(text: str, path: str, needed: set[str], allowed: set[str], prob
     for name in sorted(needed - names):
         problems.add(path, f'the placeholder {{{name}}} is missing')
     for name in sorted(names - allowed):
-        allowed_names = ', '.join(f'{{{one}}}' for one in sorted(allowed))
+        allowed_names = ', '.join(f'{{{placeholder}}}' for placeholder in sorted(allowed))
         problems.add(path, f'the placeholder {{{name}}} is unknown; allowed: {allowed_names}')
     if len(problems.messages) == before:
         try:
