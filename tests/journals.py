@@ -21,10 +21,21 @@ DAMAGED = (
 
 
 def item(row: int, **changes: Any) -> ItemResult:
-    values = dict.fromkeys(('predicted', 'reason', 'text'))
-    values |= {'category': 'Größe', 'gold': 1, 'score': 0.5, 'logprobs': (-1.5, -0.25 - row), 'num_tokens': (2, 3)}
-    values |= {'prompt_sha256': '5e7f', 'prompt_shortened': False, 'cluster': f'{row:016x}', **changes}
-    return ItemResult(key=ItemKey('sums/2-shot', row), **values)
+    """Return the result of a choice; its log-probabilities and cluster depend on its row."""
+    values = {
+        'category': 'Größe',
+        'cluster': f'{row:016x}',
+        'prompt_sha256': '5e7f',
+        'prompt_shortened': False,
+        'gold': 1,
+        'predicted': None,
+        'score': 0.5,
+        'reason': None,
+        'text': None,
+        'logprobs': (-1.5, -0.25 - row),
+        'num_tokens': (2, 3),
+    }
+    return ItemResult(key=ItemKey('sums/2-shot', row), **{**values, **changes})
 
 
 def write(
@@ -47,9 +58,11 @@ def write(
 
 def kept(folder: Path, *, repair: bool = False) -> tuple[set[int], set[int]]:
     """Return the rows of the items and suspects that are read."""
-    found = read_journal(folder, repair=repair)
-    assert found is not None
-    return {key.row for key in found.results}, {key.row for key in found.suspects}
+    journal = read_journal(folder, repair=repair)
+    assert journal is not None
+    rows = {key.row for key in journal.results}
+    rows_of_suspects = {key.row for key in journal.suspects}
+    return rows, rows_of_suspects
 
 
 def problems_of(folder: Path, *, repair: bool = False) -> list[str]:

@@ -52,24 +52,32 @@ class Scored:
 @pytest.fixture(scope='module', params=['mmlu_pro', 'agieval', pytest.param('math', marks=pytest.mark.slow)])
 def scored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Scored:
     """Evaluate all rows of a recorded data set, at their place in files of empty lines."""
-    dataset, data_root = request.param, tmp_path_factory.mktemp('data')
+    dataset = request.param
+    data_root = tmp_path_factory.mktemp('data')
     for name, entry in CASES[dataset]['files'].items():
         lines = (SCORE / name).read_text(encoding='utf-8').split('\n')
-        (data_root / 'score' / name).parent.mkdir(parents=True, exist_ok=True)
-        kept = ''.join(f'{line if number in entry["rows"] else ""}\n' for number, line in enumerate(lines))
-        (data_root / 'score' / name).write_text(kept, encoding='utf-8')
+        recorded_lines = [line if number in entry['rows'] else '' for number, line in enumerate(lines)]
+        path = data_root / 'score' / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(''.join(f'{line}\n' for line in recorded_lines), encoding='utf-8')
+
     prompts_file = SCORE / 'upstream_prompts' / f'{CASES[dataset]["folder"]}_prompt_templates.json'
     entry = {'dataset': dataset, 'prompts': str(prompts_file), 'answer_extraction': 'reference'}
     data = load_data(EvaluationSettings(score=[entry], data_root=str(data_root), save_folder=None))
     ((key, task),) = data.tasks.items()
-    prompts, answers = {}, []
+    prompts = {}
+    answers = []
     for item, prompt in untokenized_items(task, data.examples[key], data.asked(key)):
         prompts[item.key] = prompt.text
-        content, seed = item.example.content, seed_of(item.key.variant) or 0
-        question = (content.gold, ()) if dataset == 'math' else (content.options[content.gold], content.options)
+        content = item.example.content
+        if dataset == 'math':
+            gold, options = content.gold, ()
+        else:
+            gold, options = content.options[content.gold], content.options
+        text = completion(prompt.text, gold, options, seed_of(item.key.variant) or 0)
         name = {field: getattr(item.key, field) for field in ('row', 'file', 'variant')}
-        text = completion(prompt.text, *question, seed)
         answers.append(('canned', Answer(task=task.label, num_shots=0, **name, text=text)))
+
     recorded = json.loads((FIXTURES / 'score' / f'{dataset}.json').read_text())
     return Scored(recorded, score_answers(data, answers), prompts)
 
@@ -118,7 +126,7 @@ def test_accuracies_and_consistency_rates_are_equal(scored: Scored):
     for perturbation, task, score in scored.tasks():
         if (scored.recorded['dataset'], perturbation) != ('mmlu_pro', 'option_order'):
             for variant, value in task['accuracies'].items():
-                found = score.accuracy_by_variant[f'{perturbation}:{variant}'].value
-                assert found == pytest.approx(value, abs=1e-9)
+                accuracy = score.accuracy_by_variant[f'{perturbation}:{variant}'].value
+                assert accuracy == pytest.approx(value, abs=1e-9)
         assert score.consistency_rate_reference.value == pytest.approx(task['consistency_rate'], abs=1e-9)
         assert 0.1 < score.consistency_rate.value < 0.9
