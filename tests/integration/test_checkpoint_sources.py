@@ -58,20 +58,28 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
 def check_against_training(training: Training, out: Path, model: Any, checkpoint: Any) -> None:
     """Check the numbers of the sixth batch, the name of the model, and the training point, None for Hugging Face's."""
     assert outcome(out) == outcome(training.records / 'ba6')
-    found, wanted = record(out), record(training.records / 'ba6')['training']
-    assert wanted['token'] == 6 * 2 * 16 and found['model']['name'] == str(model)
-    no_loss = dict.fromkeys(('loss', 'loss_batches'))  # a checkpoint contains none
-    of_checkpoint = {**wanted, 'checkpoint': str(checkpoint), **no_loss}
-    assert found['training'] == (None if checkpoint is None else of_checkpoint)
+    assert record(out)['model']['name'] == str(model)
+    recorded_in_training = record(training.records / 'ba6')['training']
+    assert recorded_in_training['token'] == 6 * 2 * 16
+    if checkpoint is None:
+        assert record(out)['training'] is None
+    else:
+        # A checkpoint contains no loss.
+        point = {**recorded_in_training, 'checkpoint': str(checkpoint), 'loss': None, 'loss_batches': None}
+        assert record(out)['training'] == point
 
 
 def test_a_checkpoint_has_the_numbers_of_training_in_every_form(training: Training, tmp_path: Path):
-    last = (training.folder / 'latest-rank0.pt').resolve()
-    composer = (last, training.folder / 'latest-rank0.pt', *(training.others / 'run').iterdir())
-    assert len(composer) == 4
-    for number, path in enumerate((*composer, training.others / 'one', training.others / 'several')):
-        evaluate(path, **training.settings, out=tmp_path / str(number), device='cpu')
-        check_against_training(training, tmp_path / str(number), path, path.resolve() if path in composer else None)
+    link = training.folder / 'latest-rank0.pt'
+    of_composer = [link.resolve(), link, *(training.others / 'run').iterdir()]
+    assert len(of_composer) == 4
+    checkpoint_of_path = {path: path.resolve() for path in of_composer}
+    checkpoint_of_path |= {training.others / 'one': None, training.others / 'several': None}
+
+    for number, (path, checkpoint) in enumerate(checkpoint_of_path.items()):
+        out = tmp_path / str(number)
+        evaluate(path, **training.settings, out=out, device='cpu')
+        check_against_training(training, out, path, checkpoint)
 
 
 def upload(server: Any, training: Training) -> dict[str, str | None]:
@@ -82,7 +90,8 @@ def upload(server: Any, training: Training) -> dict[str, str | None]:
     for key, folder in folders.items():
         for path in (training.others / folder).iterdir():
             server.client.upload_file(str(path), server.bucket, f'{key}/{path.name}')
-    for link, target in (('run/latest-rank0.pt', f'run/{last.name}'), ('sharded/latest-rank0.pt', 'sharded/ep0-ba6')):
+    targets = {'run/latest-rank0.pt': f'run/{last.name}', 'sharded/latest-rank0.pt': 'sharded/ep0-ba6'}
+    for link, target in targets.items():
         server.client.put_object(Bucket=server.bucket, Key=f'{link}.symlink', Body=target.encode())
     server.client.put_object(Bucket=server.bucket, Key='sharded/ep0-ba60/.metadata', Body=b'of another')
     return {
@@ -125,14 +134,16 @@ def test_the_optimizer_of_a_sharded_checkpoint_is_not_downloaded(tmp_path: Path,
     for path in tiny.save_sharded(content, tmp_path / 'saved').iterdir():
         s3_server.client.upload_file(str(path), s3_server.bucket, f'run/ba3/{path.name}')
     (tmp_path / 'here').mkdir()
+
     copy, _ = download(s3_server.uri('run/ba3'), tmp_path / 'here')
-    sizes = {path.name: (path.stat().st_size, path.stat().st_blocks * 512) for path in copy.glob('*.distcp')}
-    assert sum(size for size, _ in sizes.values()) > len(moments) * 2**20
-    assert sum(stored for _, stored in sizes.values()) < 3 * 2**20
+
+    stats = [path.stat() for path in copy.glob('*.distcp')]
+    assert sum(stat.st_size for stat in stats) > len(moments) * 2**20
+    assert sum(stat.st_blocks * 512 for stat in stats) < 3 * 2**20  # what is stored of it
     with open_model(str(copy)) as source:
-        found = source.load(torch.device('cpu')).state_dict()
+        weights = source.load(torch.device('cpu')).state_dict()
     for name, weight in network.state_dict().items():
-        assert torch.equal(found[name], weight)
+        assert torch.equal(weights[name], weight)
 
 
 def test_missing_parts_of_a_checkpoint_can_be_given(training: Training, tmp_path: Path):
@@ -164,14 +175,25 @@ def train_sharded(folder: Path, settings: dict[str, str]) -> None:
 def test_checkpoints_sharded_by_composer_have_the_numbers_of_training(tmp_path: Path):
     """Two ranks train under FSDP and write a file each; one rank reads both. Each file holds a part of each weight."""
     forks.run(train_sharded, tmp_path / 'log.txt', tmp_path, tiny.write_tasks(tmp_path), num_ranks=2)
-    for name, batch in (('ep0-ba2', 2), ('latest-rank0.pt', 4)):
-        path, out, trained = tmp_path / 'checkpoints' / name, tmp_path / 'out' / name, tmp_path / f'records/ba{batch}'
+
+    for name, batch in {'ep0-ba2': 2, 'latest-rank0.pt': 4}.items():
+        path = tmp_path / 'checkpoints' / name
+        out = tmp_path / 'out' / name
+        of_training = tmp_path / f'records/ba{batch}'
         assert {file.name for file in path.iterdir()} == {'.metadata', '__0_0.distcp', '__1_0.distcp'}
+
         evaluate(path, **tiny.settings_of(tmp_path), out=out, device='cpu')
-        assert outcome(out) == outcome(trained)
-        assert record(trained)['training']['checkpoint'] == str(tmp_path / f'checkpoints/ep0-ba{batch}')
-        point = {'batch': batch, 'epoch': 0, 'token': 64 * batch, 'checkpoint': str(path.resolve())}
-        assert record(out)['training'] == {**point, 'loss': None, 'loss_batches': None}
+
+        assert outcome(out) == outcome(of_training)
+        assert record(of_training)['training']['checkpoint'] == str(tmp_path / f'checkpoints/ep0-ba{batch}')
+        assert record(out)['training'] == {
+            'batch': batch,
+            'epoch': 0,
+            'token': 64 * batch,
+            'checkpoint': str(path.resolve()),
+            'loss': None,
+            'loss_batches': None,
+        }
 
 
 def evaluate_on_ranks(out: Path, models: list[str], settings: dict[str, str]) -> None:
@@ -190,14 +212,19 @@ def evaluate_on_ranks(out: Path, models: list[str], settings: dict[str, str]) ->
 
 def test_one_rank_of_a_machine_downloads_for_all(training: Training, tmp_path: Path, s3_server: Any, downloads: Path):
     """Mutation: every rank downloads for itself."""
+    # A file, a sharded one, and a folder of Hugging Face.
     models = [*upload(s3_server, training).items()][:3]
     uris = [s3_server.uri(name) for name, _ in models]
-    arguments, environment = (tmp_path, uris, training.settings), {'TMPDIR': str(downloads)}
-    forks.run(evaluate_on_ranks, tmp_path / 'log.txt', *arguments, num_ranks=2, **environment)
+    log = tmp_path / 'log.txt'
+
+    forks.run(evaluate_on_ranks, log, tmp_path, uris, training.settings, num_ranks=2, TMPDIR=str(downloads))
+
     for number, (name, own) in enumerate(models):
         check_against_training(training, tmp_path / str(number), s3_server.uri(name), own and s3_server.uri(own))
-    noted = (tmp_path / 'downloads').read_text().splitlines()
-    assert {line.split()[0] for line in noted} == {'0'} and len(noted) == len(set(noted)) >= 6
+    lines = (tmp_path / 'downloads').read_text().splitlines()
+    assert {line.split()[0] for line in lines} == {'0'}
+    assert len(lines) >= 6
+    assert len(set(lines)) == len(lines), 'an object was downloaded twice'
     assert not list(downloads.glob('gauntlet-model-*'))
 
 
@@ -243,10 +270,13 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
     """Mutation: without releasing pages half precision takes 1.5 times as much, and single precision twice as much."""
     models = save_forms(tmp_path)
     words = [f'float32:{model}' for model in models] + [f'bfloat16:{models[number]}' for number in (1, 5)]
+    small = tiny.save(tiny.model(), tmp_path / 'tiny')
     log = tmp_path / 'log.txt'
-    forks.run(measure_each, log, f'float32:{tiny.save(tiny.model(), tmp_path / "tiny")}', words)
-    found = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{')]
-    assert [entry['model'] for entry in found] == words
-    for entry in found:
-        assert entry['weights'] > (75e6 if entry['model'].startswith('bfloat16') else 150e6)
-        assert 0.9 < (entry['after'] - entry['before']) / entry['weights'] < 1.3, entry
+
+    forks.run(measure_each, log, f'float32:{small}', words)
+
+    measured = [json.loads(line) for line in log.read_text().splitlines() if line.startswith('{')]
+    assert [of_model['model'] for of_model in measured] == words
+    for of_model in measured:
+        assert of_model['weights'] > (75e6 if of_model['model'].startswith('bfloat16') else 150e6)
+        assert 0.9 < (of_model['after'] - of_model['before']) / of_model['weights'] < 1.3, of_model
