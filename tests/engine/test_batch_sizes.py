@@ -51,34 +51,63 @@ def sizes(requests: list[GenerateRequest], tokens_per_batch: int) -> list[int]:
     return [len(batch.requests) for batch in plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)]
 
 
-@given(parts, budgets, st.randoms(use_true_random=False))
-def test_batches_hold_every_runnable_request_once_within_their_limits(wanted, tokens_per_batch: int, random):
-    """In the order of families, the longest first, and whatever the order of requests.
+@given(parts, budgets)
+def test_batches_hold_every_runnable_request_once(wanted, tokens_per_batch: int):
+    """In the order of families, the longest first.
 
     Mutations: drop the last `yield` of `gather_requests`; keep unscorable requests; order by length only or families by
-    their tokens; gather requests one by one; no key in the order; no `min` with the number of requests; no limit by
-    tokens.
+    their tokens; gather requests one by one.
     """
     requests = make_requests(wanted)
+    runnable = [request for request in requests if request.unscorable is None]
+
     batches = plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)
-    in_order = [one for batch in batches for one in batch.requests]
-    runnable = [one for one in requests if one.unscorable is None]
-    assert Counter(one.key for one in in_order) == Counter(one.key for one in runnable)
-    batch_of = {(one.context.tobytes(), number) for number, batch in enumerate(batches) for one in batch.requests}
-    assert len(batch_of) == len({one.context.tobytes() for one in runnable})  # equal prompts are together
-    found = prompt_families(runnable)
-    longest = [max(one.length for one in family) for family in found]
+
+    in_order = [request for batch in batches for request in batch.requests]
+    assert Counter(request.key for request in in_order) == Counter(request.key for request in runnable)
+
+    # Equal prompts are in one batch.
+    prompts_and_batches = set()
+    for number, batch in enumerate(batches):
+        prompts_and_batches |= {(request.context.tobytes(), number) for request in batch.requests}
+    assert len(prompts_and_batches) == len({request.context.tobytes() for request in runnable})
+
+    # Families follow one another, that with the longest request first.
+    families = prompt_families(runnable)
+    longest = [max(request.length for request in family) for family in families]
     assert longest == sorted(longest, reverse=True)
-    assert [one.key for one in in_order] == [one.key for family in found for one in family]
-    for batch in batches:
-        assert batch.tokens_per_batch == tokens_per_batch and 1 <= batch.num_slots <= len(batch.requests)
-        assert batch.num_slots == 1 or batch.num_slots * batch.longest <= CACHED_PER_TOKEN * tokens_per_batch
-        assert batch.num_slots == 1 or batch.num_slots * TOKENS_PER_SLOT <= tokens_per_batch
-        assert len(batch.requests) <= LEAST_REQUESTS or len({one.context.tobytes() for one in batch.requests}) == 1
-    random.shuffle(requests)
-    for batch, other in zip(batches, plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch), strict=True):
-        assert [one.key for one in batch.requests] == [one.key for one in other.requests]
-        assert (batch.num_slots, batch.cost) == (other.num_slots, other.cost)
+    assert [request.key for request in in_order] == [request.key for family in families for request in family]
+
+
+@given(parts, budgets)
+def test_batches_keep_to_their_limits(wanted, tokens_per_batch: int):
+    """A single slot, or the requests for one prompt, may be more.
+
+    Mutations: no `min` with the number of requests; no limit by tokens.
+    """
+    for batch in plan_continuous_batches(make_requests(wanted), tokens_per_batch=tokens_per_batch):
+        assert batch.tokens_per_batch == tokens_per_batch
+        assert 1 <= batch.num_slots <= len(batch.requests)
+        if batch.num_slots > 1:
+            assert batch.num_slots * batch.longest <= CACHED_PER_TOKEN * tokens_per_batch
+            assert batch.num_slots * TOKENS_PER_SLOT <= tokens_per_batch
+        prompts_of_batch = {request.context.tobytes() for request in batch.requests}
+        assert len(batch.requests) <= LEAST_REQUESTS or len(prompts_of_batch) == 1
+
+
+@given(parts, budgets, st.randoms(use_true_random=False))
+def test_the_order_of_requests_does_not_change_the_batches(wanted, tokens_per_batch: int, random):
+    """Mutation: no key in the order."""
+    requests = make_requests(wanted)
+    shuffled = random.sample(requests, len(requests))
+
+    batches = plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)
+    batches_of_shuffled = plan_continuous_batches(shuffled, tokens_per_batch=tokens_per_batch)
+
+    for batch, other in zip(batches, batches_of_shuffled, strict=True):
+        assert [request.key for request in batch.requests] == [request.key for request in other.requests]
+        assert batch.num_slots == other.num_slots
+        assert batch.cost == other.cost
 
 
 def test_families_by_hand():
@@ -93,35 +122,70 @@ def test_families_by_hand():
         prefix[:63],
         [*prefix, 9],
     ]
-    found = prompt_families([request(row, prompt) for row, prompt in enumerate(prompts)])
-    assert [sorted(one.key.row for one in family) for family in found] == [[4], [0, 2, 6], [5], [1, 3]]
+    families = prompt_families([request(row, prompt) for row, prompt in enumerate(prompts)])
+    rows_by_family = [sorted(request.key.row for request in family) for family in families]
+    assert rows_by_family == [[4], [0, 2, 6], [5], [1, 3]]
 
 
 @pytest.mark.parametrize(
     ('length', 'tokens_per_batch', 'num_slots'),
-    [(128, 2048, 16), (1024, 2048, 16), (1025, 2048, 15), (20_000, 2048, 1), (10, 127, 1), (64, 384, 3)],
+    [
+        # 2,048 tokens have 16 slots.
+        (128, 2048, 16),
+        # 16 * 1,024 tokens are as many as 8 * 2,048; with one more each, 15 sequences fit.
+        (1024, 2048, 16),
+        (1025, 2048, 15),
+        # Never less than one.
+        (20_000, 2048, 1),
+        (10, 127, 1),
+        # 384 tokens have three slots.
+        (64, 384, 3),
+    ],
 )
 def test_slots_by_hand(length: int, tokens_per_batch: int, num_slots: int):
     """One slot for 128 tokens of a batch, and 8 cached tokens for each of its tokens.
 
     The longest sequence counts, although others are short. Mutation: use the last request.
     """
-    requests = [request(row, [row] * ((length if row == 7 else 10) - 4), 4) for row in range(16)]
+    requests = []
+    for row in range(16):
+        length_of_row = length if row == 7 else 10
+        requests.append(request(row, [row] * (length_of_row - 4), 4))
+
     batch, *_ = plan_continuous_batches(requests, tokens_per_batch=tokens_per_batch)
-    assert batch.num_slots == min(num_slots, len(batch.requests)) and batch.longest == length
+
+    assert batch.num_slots == min(num_slots, len(batch.requests))
+    assert batch.longest == length
 
 
-def test_the_number_of_batches_suits_the_number_of_requests():
-    """3,000 requests make 32 batches of 94; 66 make one of 64 and a rest; at least four per slot.
+@pytest.mark.parametrize(
+    ('num_requests', 'tokens_per_batch', 'expected'),
+    [
+        # 32 batches.
+        (3000, 16_384, [94] * 31 + [86]),
+        # One batch of 64 requests and a rest.
+        (66, 16_384, [64, 2]),
+        # At least four requests for each of two slots.
+        (10, 256, [8, 2]),
+    ],
+)
+def test_the_number_of_batches_suits_the_number_of_requests(
+    num_requests: int, tokens_per_batch: int, expected: list[int]
+):
+    requests = [request(row, [row] * 100, 28) for row in range(num_requests)]
+    assert sizes(requests, tokens_per_batch) == expected
 
-    Requests for one prompt are never split.
-    """
-    many = [request(row, [row] * 100, 28) for row in range(3000)]
-    assert sizes(many, 16_384) == [94] * 31 + [86]
-    assert sizes(many[:66], 16_384) == [64, 2]
-    assert sizes(many[:10], 256) == [8, 2]
-    assert sorted(sizes([request(row, [row < 80] * 5, 3) for row in range(100)], 2048)) == [20, 80]
+
+def test_requests_for_one_prompt_are_never_split():
+    requests = [request(row, [row < 80] * 5, 3) for row in range(100)]
+    assert sorted(sizes(requests, 2048)) == [20, 80]
+
+
+def test_requests_that_cannot_be_scored_make_no_batch():
     assert sizes([request(0, [1], unscorable=True)], 100) == []
+
+
+def test_a_budget_of_zero_is_an_error():
     with pytest.raises(ValueError, match='tokens_per_batch is 0; allowed: 1 or more'):
         sizes([], 0)
 
@@ -147,14 +211,16 @@ def test_ranks_get_equal_numbers_of_batches_and_similar_work(costs, num_ranks: i
     ranks = assign_continuous_batches(batches, num_ranks=num_ranks)
     assert len(ranks) == num_ranks
     assert len(set(map(len, ranks))) == 1
-    assert sorted(batch.requests[0].key for mine in ranks for batch in mine if batch.requests) == [
-        batch.requests[0].key for batch in batches
-    ]
-    loads = [sum(batch.cost for batch in mine) for mine in ranks]
-    for mine, load in zip(ranks, loads, strict=True):
-        found = [batch.cost for batch in mine]
-        assert found == sorted(found, reverse=True)
-        assert load - min([cost for cost in found if cost], default=0) <= min(loads)
+    # Batches without requests fill up ranks.
+    assigned = [batch.requests[0].key for rank in ranks for batch in rank if batch.requests]
+    assert sorted(assigned) == [batch.requests[0].key for batch in batches]
+
+    loads = [sum(batch.cost for batch in rank) for rank in ranks]
+    for rank, load in zip(ranks, loads, strict=True):
+        costs_of_rank = [batch.cost for batch in rank]
+        assert costs_of_rank == sorted(costs_of_rank, reverse=True)
+        last_cost = min((cost for cost in costs_of_rank if cost), default=0)
+        assert load - last_cost <= min(loads)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +278,8 @@ CACHED_70B = 2 * 80 * 8 * 128 * 2  # 327,680: 3,489,792
 def test_scoring_and_generation_fill_half_of_the_free_memory(
     config: Any, cached_bytes: int, free: float, scoring: int, generation: int
 ):
-    found = budget_in_memory(config, int(free), cached_bytes=cached_bytes)
-    assert found == Budget(scoring=scoring, generation=generation)
+    budget = budget_in_memory(config, int(free), cached_bytes=cached_bytes)
+    assert budget == Budget(scoring=scoring, generation=generation)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +294,8 @@ def test_scoring_and_generation_fill_half_of_the_free_memory(
 )
 def test_each_rank_gets_four_batches_on_a_cpu(num_tokens: int, num_ranks: int, tokens: int):
     work = {'num_tokens': num_tokens, 'num_generations': 0, 'num_ranks': num_ranks}
-    found = automatic_budget(LlamaConfig(), torch.device('cpu'), cached_bytes=10**6, **work)
-    assert (found.scoring, found.generation) == (tokens, tokens)
+    budget = automatic_budget(LlamaConfig(), torch.device('cpu'), cached_bytes=10**6, **work)
+    assert budget.scoring == budget.generation == tokens
 
 
 @pytest.mark.parametrize(
@@ -245,10 +311,13 @@ def test_each_rank_gets_four_batches_on_a_cpu(num_tokens: int, num_ranks: int, t
 def test_each_rank_gets_a_continuous_batch(num_generations: int, num_ranks: int, requests: int, num_batches: int):
     """Prompts of 100 tokens, generations of 28 tokens, 256 slots. Mutation: the same number for all ranks."""
     work = {'num_tokens': 10**9, 'num_generations': num_generations, 'num_ranks': num_ranks}
-    found = automatic_budget(LlamaConfig(), torch.device('cpu'), cached_bytes=10**6, **work)
-    assert found.requests == requests
     prompts = [request(row, np.full(100, row), 28) for row in range(num_generations)]
-    batches = plan_continuous_batches(prompts, tokens_per_batch=32_768, requests_per_batch=found.requests)
+
+    budget = automatic_budget(LlamaConfig(), torch.device('cpu'), cached_bytes=10**6, **work)
+    batches = plan_continuous_batches(prompts, tokens_per_batch=32_768, requests_per_batch=budget.requests)
+    ranks = assign_continuous_batches(batches, num_ranks=num_ranks)
+
+    assert budget.requests == requests
     assert len(batches) == num_batches
-    busy = [mine for mine in assign_continuous_batches(batches, num_ranks=num_ranks) if mine[0].requests]
-    assert len(busy) == min(num_ranks, num_batches)
+    busy_ranks = [rank for rank in ranks if rank[0].requests]
+    assert len(busy_ranks) == min(num_ranks, num_batches)

@@ -86,51 +86,62 @@ def test_a_generation_ends_at_its_stop_and_frees_its_slot(layout: str):
     model, requests = networks.network(FAMILY_OF[layout]), generations.mixed_requests()
     texts = [letters(ids) for ids in generated_alone(layout)]
     stopped, expected = [], []
-    for one, text in zip(requests, texts, strict=True):
-        stop = text[len(text) // 2 :][:2]
-        stopped.append(replace(one, stops=StopRule(strings=(stop, 'never'))))
+    for wanted, text in zip(requests, texts, strict=True):
+        stop = text[len(text) // 2 :][:2]  # two letters of the middle
+        stopped.append(replace(wanted, stops=StopRule(strings=(stop, 'never'))))
         expected.append(text[: text.index(stop) + len(stop)])
     assert expected != texts
+
     for num_slots in (2, 50):
-        found = generations.run(generator_of(model, layout), stopped, num_slots)
-        assert [one.text for one in found] == expected
-        assert not any(one.is_truncated for one in found)
-        assert [one.num_tokens for one in found] == [len(text) for text in expected]
+        outcomes = generations.run(generator_of(model, layout), stopped, num_slots)
+        assert [generation.text for generation in outcomes] == expected
+        assert [generation.num_tokens for generation in outcomes] == [len(text) for text in expected]
+        assert not any(generation.is_truncated for generation in outcomes)
 
 
 # What is run.
 
 
-def test_a_prompt_is_run_once():
+@pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE])
+def test_a_prompt_is_run_once(layout: str):
     """For any number of generations and slots; every generated token but the last runs once too.
 
     Mutations: no `copy_prompt` beyond the slots that are free at first; the prompt runs again for a further generation.
     """
     rng = np.random.default_rng(0)
-    prompts = [networks.draw(rng, length) for length in (5, 11, 2)]
-    requests = [
-        request(row, context, 1 + (5 * row + 3 * sample) % 7, sample=sample)
-        for row, context in enumerate(prompts)
-        for sample in range((9, 1, 4)[row])
-    ]
-    for layout in (PROMPT_STREAM, CACHE):
-        model = networks.network(FAMILY_OF[layout])
-        expected = [letters(ids) for ids in generations.generated_alone(model, requests)]
-        for num_slots in NUMBERS_OF_SLOTS:
-            generator = generator_of(model, layout)
-            assert generations.texts(generator, requests, num_slots, tokens_per_batch=5000) == expected
-            assert generator.usage.prompt_tokens == sum(map(len, prompts)) == 18
-            assert generator.usage.generated_tokens == sum(one.max_new_tokens - 1 for one in requests)
+    requests = []
+    for row, (length, num_samples) in enumerate([(5, 9), (11, 1), (2, 4)]):
+        prompt = networks.draw(rng, length)
+        for sample in range(num_samples):
+            max_new_tokens = 1 + (5 * row + 3 * sample) % 7  # from 1 to 7, in no order
+            requests.append(request(row, prompt, max_new_tokens, sample=sample))
+    model = networks.network(FAMILY_OF[layout])
+    expected = [letters(ids) for ids in generations.generated_alone(model, requests)]
+
+    for num_slots in NUMBERS_OF_SLOTS:
+        generator = generator_of(model, layout)
+        assert generations.texts(generator, requests, num_slots, tokens_per_batch=5000) == expected
+        assert generator.usage.prompt_tokens == 5 + 11 + 2
+        assert generator.usage.generated_tokens == sum(request.max_new_tokens - 1 for request in requests)
 
 
-def test_usage_counts_padding_and_repeated_tokens():
-    """By hand: prompts of 5 and 2 tokens together; then 3 tokens after a prompt of 4, in rows of 4, 5 and 6."""
+def test_usage_counts_padding():
+    """By hand: prompts of 5 and 2 tokens together, and a step of the first one."""
     generator = generator_of(networks.network(), CACHE)
+
     generations.run(generator, [request(0, [3] * 5, 2), request(1, [4] * 2, 1)])
-    assert generator.usage == Usage(steps=1, prompt_tokens=7, padding_tokens=3, generated_tokens=1)
-    assert generator.usage.wasted == 3 / 11
+
+    assert generator.usage == Usage(steps=1, prompt_tokens=5 + 2, padding_tokens=5 - 2, generated_tokens=1)
+    assert generator.usage.wasted == 3 / (7 + 3 + 1)
+
+
+def test_usage_counts_repeated_tokens():
+    """By hand: without a cache, 3 tokens after a prompt of 4 are generated in rows of 4, 5 and 6."""
     generator = generator_of(networks.network(), NO_CACHE)
+
     generations.run(generator, [request(0, [3] * 4, 3)])
+
+    # Of each row all but the last token count as padding.
     assert generator.usage == Usage(steps=3, padding_tokens=3 + 4 + 5, generated_tokens=3)
 
 
@@ -141,73 +152,113 @@ def test_forwards_keep_to_tokens_per_batch(layout: str, tokens_per_batch: int):
 
     Mutations: as many prompts as slots; as many whole rows as cached ones; columns that no slot uses are kept.
     """
-    model, forwards, columns = networks.network(FAMILY_OF[layout]), [], []
+    model = networks.network(FAMILY_OF[layout])
+    tokens_of_shared_forwards, columns = [0], []
 
     def count(_: Any, args: tuple, kwargs: dict) -> None:
-        forwards.append((kwargs['input_ids'].numel(), len(kwargs['input_ids'])))
+        # A stream has several prompts in one row.
+        if len(kwargs['input_ids']) > 1 or layout == PROMPT_STREAM:
+            tokens_of_shared_forwards.append(kwargs['input_ids'].numel())
         columns.append(kwargs['attention_mask'].shape[-1])
 
     model.register_forward_pre_hook(count, with_kwargs=True)
     generations.run(generator_of(model, layout), generations.mixed_requests(), 8, tokens_per_batch=tokens_per_batch)
-    shared = [num_tokens for num_tokens, rows in forwards if rows > 1 or layout == PROMPT_STREAM]
-    assert max(shared, default=0) <= max(tokens_per_batch, 44)
-    assert max(shared, default=0) > 44 or tokens_per_batch < 130
+
+    most_tokens = max(tokens_of_shared_forwards)
+    assert most_tokens <= max(tokens_per_batch, 44)
+    if tokens_per_batch == 130:
+        assert most_tokens > 44  # a large budget is used
     assert max(columns) <= 44 + 2 * kv_cache.GROWTH
 
 
 @every_layout
 def test_logits_are_made_at_one_position_per_row(layout: str):
     """No tensor of [rows, length, vocabulary] exists. Mutation: no `picking`."""
-    model, places = networks.network(FAMILY_OF[layout]), []
-    output_layer(model).register_forward_hook(lambda _, inputs, output: places.append(output[..., 0].numel()))
-    generations.run(generator_of(model, layout), generations.mixed_requests(), 4, tokens_per_batch=5000)
-    assert max(places) == 4
+    model, numbers_of_positions = networks.network(FAMILY_OF[layout]), []
+
+    def count(_: Any, inputs: tuple, logits: torch.Tensor) -> None:
+        numbers_of_positions.append(logits[..., 0].numel())
+
+    output_layer(model).register_forward_hook(count)
+    num_slots = 4
+    generations.run(generator_of(model, layout), generations.mixed_requests(), num_slots, tokens_per_batch=5000)
+
+    assert max(numbers_of_positions) == num_slots
 
 
 # Drawn tokens.
 
 
 def sampled_requests(seed: int = 0, temperature: float = 1.0) -> list[GenerateRequest]:
+    """Return four samples for each of three prompts."""
     rng = np.random.default_rng(4)
     sampling = Sampling(temperature=temperature, top_p=0.98, top_k=60, seed=seed)
-    return [
-        request(50 + row, context, 7, sample=sample, sampling=sampling)
-        for row, context in enumerate([networks.draw(rng, length) for length in (7, 3, 12)])
-        for sample in range(4)
-    ]
+    requests = []
+    for row, length in enumerate((7, 3, 12), start=50):
+        prompt = networks.draw(rng, length)
+        requests += [request(row, prompt, 7, sample=sample, sampling=sampling) for sample in range(4)]
+    return requests
+
+
+def sampled_texts(layout: str, requests: list[GenerateRequest], num_slots: int) -> list[str]:
+    return generations.texts(generator_of(networks.network(FAMILY_OF[layout]), layout), requests, num_slots)
+
+
+@every_layout
+def test_each_sample_of_a_prompt_is_another(layout: str):
+    """Mutation: seeds without the sample."""
+    requests = sampled_requests()
+    assert len(set(sampled_texts(layout, requests, num_slots=50))) == len(requests)
 
 
 @every_layout
 def test_a_sampled_generation_depends_only_on_its_request(layout: str):
-    """Mutations: one generator for all; seeds without the sample."""
-    model, requests = networks.network(FAMILY_OF[layout]), sampled_requests()
-    generator = generator_of(model, layout)
+    """Whatever torch's seed, the number of slots and the order. Mutation: one generator for all."""
+    requests = sampled_requests()
+    generator = generator_of(networks.network(FAMILY_OF[layout]), layout)
     expected = generations.texts(generator, requests, 50)
-    assert len(set(expected)) == len(requests)
+
     for num_slots in (1, 4):
         torch.manual_seed(num_slots)
         assert generations.texts(generator, requests, num_slots) == expected
     assert generations.texts(generator, requests[::-1], 3) == expected[::-1]
-    greedy = [replace(one, sampling=Sampling()) for one in requests[1::2]]
-    mixed = [*requests[::2], *greedy]
-    found = generations.texts(generator, mixed, 4)
-    assert found[: len(requests[::2])] == expected[::2]
-    assert found[len(requests[::2]) :] == [letters(ids) for ids in generations.generated_alone(model, greedy)]
-    others = generations.texts(generator, sampled_requests(seed=1), 4)
-    assert all(one != other for one, other in zip(expected, others, strict=True))
+
+
+@every_layout
+def test_greedy_requests_among_sampled_ones_change_nothing(layout: str):
+    """Nor are they changed."""
+    requests = sampled_requests()
+    sampled = requests[::2]
+    greedy = [replace(drawn, sampling=Sampling()) for drawn in requests[1::2]]
+
+    texts = sampled_texts(layout, [*sampled, *greedy], num_slots=4)
+
+    greedy_alone = generations.generated_alone(networks.network(FAMILY_OF[layout]), greedy)
+    assert texts[: len(sampled)] == sampled_texts(layout, requests, num_slots=50)[::2]
+    assert texts[len(sampled) :] == [letters(ids) for ids in greedy_alone]
+
+
+@every_layout
+def test_another_seed_gives_other_generations(layout: str):
+    texts = sampled_texts(layout, sampled_requests(), num_slots=50)
+    texts_of_other_seed = sampled_texts(layout, sampled_requests(seed=1), num_slots=4)
+    assert all(text != other for text, other in zip(texts, texts_of_other_seed, strict=True))
 
 
 def test_sampled_tokens_follow_the_probabilities_of_a_bare_forward():
     """Expected: a loop of bare forwards, NumPy's cumulative probabilities, and the request's own uniform draws."""
     model = networks.network()
-    requests = [replace(one, sampling=Sampling(temperature=0.8)) for one in sampled_requests()]
-    found = generations.texts(generator_of(model, CACHE), requests, 4)
-    for one, text in zip(requests, found, strict=True):
-        ids = one.context.tolist()
-        for number in islice(uniform_draws(one), one.max_new_tokens):
-            probabilities = (networks.logits_of(model, ids)[-1].double() / 0.8).softmax(-1).numpy()
+    requests = [replace(drawn, sampling=Sampling(temperature=0.8)) for drawn in sampled_requests()]
+
+    texts = generations.texts(generator_of(model, CACHE), requests, 4)
+
+    for wanted, text in zip(requests, texts, strict=True):
+        ids = wanted.context.tolist()
+        for number in islice(uniform_draws(wanted), wanted.max_new_tokens):
+            logits = networks.logits_of(model, ids)[-1].double()
+            probabilities = (logits / 0.8).softmax(-1).numpy()
             ids.append(int(np.searchsorted(probabilities.cumsum(), number, side='right')))
-        assert tokens(text) == ids[len(one.context) :]
+        assert tokens(text) == ids[len(wanted.context) :]
 
 
 # Models that fail.
@@ -221,21 +272,29 @@ def test_non_finite_logits_fail_only_their_own_generations(layout: str):
     are used for its further generations.
     """
     model, requests = networks.network(FAMILY_OF[layout]), generations.mixed_requests()
-    alone = generated_alone(layout)
-    poison = generations.common_token(alone)
-    in_prompt = [request(20, [9, poison, 8], 5, sample=n) for n in range(6)] + [request(21, [7] * 30 + [poison], 3)]
-    expected = [
-        (letters(generations.until(ids, poison)), poison not in ids[:-1]) if poison not in one.context else ('', False)
-        for one, ids in zip(requests, alone, strict=True)
-    ]
+    ids_alone = generated_alone(layout)
+    poison = generations.common_token(ids_alone)
+
+    # A generation has its text up to the token, and fails unless that is its last one or does not occur.
+    expected = []
+    for wanted, ids in zip(requests, ids_alone, strict=True):
+        if poison in wanted.context:
+            expected.append(('', False))
+        else:
+            expected.append((letters(generations.until(ids, poison)), poison not in ids[:-1]))
     assert 0 < sum(is_finite for _, is_finite in expected) < len(expected)
-    requests, expected = requests[:6] + in_prompt + requests[6:], expected[:6] + [('', False)] * 7 + expected[6:]
+
+    # Prompts with the token in the middle of the batch: six samples of one, and a long one.
+    failing = [request(20, [9, poison, 8], 5, sample=sample) for sample in range(6)]
+    failing.append(request(21, [7] * 30 + [poison], 3))
+    requests[6:6] = failing
+    expected[6:6] = [('', False)] * len(failing)
 
     networks.poison(model, poison)
     for num_slots in (1, 4):
-        found = generations.run(generator_of(model, layout), requests, num_slots, tokens_per_batch=300)
-        assert [(one.text, one.is_finite) for one in found] == expected
-        assert not any(one.is_truncated for one in found if not one.is_finite)
+        outcomes = generations.run(generator_of(model, layout), requests, num_slots, tokens_per_batch=300)
+        assert [(generation.text, generation.is_finite) for generation in outcomes] == expected
+        assert not any(generation.is_truncated for generation in outcomes if not generation.is_finite)
 
 
 def limit_rows(model: Any, most: int, after: int = 0) -> list[int]:
@@ -257,27 +316,30 @@ def test_the_progress_of_a_batch_rises_to_one_while_it_runs(layout: str):
 
     Mutations: no `update` in the loop; generations that end early do not count as whole.
     """
-    model, progress, seen = networks.network(FAMILY_OF[layout]), BatchProgress(), []
-    model.register_forward_pre_hook(lambda *_: seen.append(progress.of_cost))
+    model, progress = networks.network(FAMILY_OF[layout]), BatchProgress()
     batch = generations.batch_of([*generations.mixed_requests(), *sampled_requests()])
-    generator_of(model, layout, end_ids=range(0, networks.VOCABULARY, 3)).generate(batch, progress)
-    seen.append(progress.of_cost)
-    in_run = seen[seen.index(0.0) :]
-    assert in_run == sorted(in_run) and len(set(in_run)) > len(in_run) / 2
-    assert (progress.of_cost, progress.of_requests) == (1.0, 1.0)
+    generator = generator_of(model, layout, end_ids=range(0, networks.VOCABULARY, 3))  # a third of all tokens
+    costs_done = []
+    model.register_forward_pre_hook(lambda *_: costs_done.append(progress.of_cost))
+
+    generator.generate(batch, progress)
+
+    costs_done.append(progress.of_cost)
+    assert costs_done[0] == 0.0
+    assert costs_done == sorted(costs_done)
+    assert len(set(costs_done)) > len(costs_done) / 2
+    assert progress.of_cost == progress.of_requests == 1.0
 
 
 @every_layout
 @pytest.mark.parametrize('after', [0, 7])
 def test_slots_are_halved_when_memory_runs_out(layout: str, after: int, caplog):
-    """At the start or in the middle; later batches keep the limit; a single row that does not fit is an error.
-
-    Mutations: `most_slots` not kept; halve forever.
-    """
+    """At the start or in the middle. Mutation: `most_slots` not kept."""
     model, requests = networks.network(FAMILY_OF[layout]), [*generations.mixed_requests(), *sampled_requests()]
     expected = generations.texts(generator_of(model, layout), requests, 8, tokens_per_batch=1000)
     sizes = limit_rows(model, 3, after)
     generator = generator_of(model, layout)
+
     with caplog.at_level(logging.WARNING):
         assert generations.texts(generator, requests, 8, tokens_per_batch=1000) == expected
     assert caplog.messages == [
@@ -285,10 +347,20 @@ def test_slots_are_halved_when_memory_runs_out(layout: str, after: int, caplog):
         'out of memory with 4 generations at a time: 2 from now on',
     ]
     assert max(sizes) > 4
+
+    # Later batches keep the limit.
     sizes.clear()
     assert generations.texts(generator, requests, 8, tokens_per_batch=1000) == expected
     assert max(sizes) == 2
+
+
+@every_layout
+def test_a_single_row_that_does_not_fit_is_an_error(layout: str):
+    """Mutation: halve forever."""
+    model, requests = networks.network(FAMILY_OF[layout]), [*generations.mixed_requests(), *sampled_requests()]
+    generator = generator_of(model, layout)
     limit_rows(model, 0)
+
     with pytest.raises(ModelError, match='1 rows of up to 44 tokens do not fit into the memory of the device: 1 rows'):
         generations.run(generator, requests, 8)
 
@@ -336,18 +408,25 @@ def test_a_model_is_restored_after_runs_and_errors(layout: str):
 
 
 def test_equal_greedy_requests_are_generated_once():
-    prompt, other = networks.draw(np.random.default_rng(3), 9), networks.draw(np.random.default_rng(4), 9)
+    rng_of_prompt, rng_of_other = np.random.default_rng(3), np.random.default_rng(4)
+    prompt, other = networks.draw(rng_of_prompt, 9), networks.draw(rng_of_other, 9)
     drawn = Sampling(temperature=2.0, seed=1)
     wanted = [
         request(0, prompt, 6),
         request(1, other, 6),
+        # Equal to the first one, or a part of it.
         request(2, prompt, 6),
         request(3, prompt, 4),
+        # Drawn, each with a seed of its own.
         request(4, prompt, 6, sampling=drawn),
         request(5, prompt, 6, sampling=drawn),
     ]
     generator = generator_of(untied('llama'))
+
     texts = [generation.text for generation in generator.generate(generations.batch_of(wanted))]
+
     assert texts == generations.texts(generator_of(untied('llama')), wanted, 4)
-    assert texts[0] == texts[2] and texts[3] == texts[0][:4] and len({texts[0], texts[1], texts[4], texts[5]}) == 4
+    assert texts[2] == texts[0]
+    assert texts[3] == texts[0][:4]
+    assert len({texts[0], texts[1], texts[4], texts[5]}) == 4
     assert generator.usage.generated_tokens == 5 + 5 + 3 + 5 + 5  # a generation's last token is never run

@@ -85,18 +85,20 @@ def test_every_path_holds_its_tokens_once(parts, tokens_per_batch: int):
     for batch in plan(make_requests(parts), tokens_per_batch=tokens_per_batch):
         cached = [] if batch.prefix is None else batch.prefix.tolist()
         stream = lay_out_stream(batch.trees, len(cached))
-        paths = [
-            (*cached, *stream.tokens[np.flatnonzero(stream.ends[: place + 1] > place)].tolist())
-            for place in range(len(stream.tokens))
-        ]
+        # The path of a token is what it sees: the cached prefix, its ancestors in the tree, and itself.
+        paths = []
+        for index in range(len(stream.tokens)):
+            ancestors = np.flatnonzero(stream.ends[: index + 1] > index)
+            paths.append((*cached, *stream.tokens[ancestors].tolist()))
         assert [len(path) - 1 for path in paths] == stream.depths.tolist()
-        wanted = [
-            row[: len(context) + offset]
-            for request in batch.requests
-            for row, context, ids in zip(sequences(request), request.contexts, request.continuations, strict=True)
-            for offset in range(len(ids))
-        ]
-        assert [paths[place] for place in stream.reads] == wanted
+
+        # Each token of a continuation is read after all of the row before it.
+        beginnings = []
+        for request in batch.requests:
+            for row, context, ids in zip(sequences(request), request.contexts, request.continuations, strict=True):
+                beginnings += [row[: len(context) + offset] for offset in range(len(ids))]
+        assert [paths[index] for index in stream.reads] == beginnings
+
         start = 0
         for tree in batch.trees:
             paths_of_tree = paths[start : start + tree.num_tokens]
@@ -165,10 +167,14 @@ def test_ranks_have_equal_forwards_and_all_batches(parts, tokens_per_batch: int,
     assert len(ranks) == num_ranks
     assert len({len(rank) for rank in ranks}) == 1
     assert {id(batch) for rank in ranks for batch in rank if batch.trees} == {id(batch) for batch in batches}
+
+    # A prefix is run before it is needed, as a forward that is counted.
     for rank in ranks:
         cached = None
-        for batch in rank:  # a prefix is run before it is needed, as a forward that is counted
-            cached = cached if batch.trees else batch.prefix
+        for batch in rank:
+            runs_prefix_alone = not batch.trees
+            if runs_prefix_alone:
+                cached = batch.prefix
             assert batch.prefix is None or batch.prefix is cached
 
 
@@ -176,12 +182,12 @@ def shots_and_questions(num_items: int) -> list[ScoreRequest]:
     """Return items with 100 common tokens, 20 of their own, and four choices of 5."""
     rng = np.random.default_rng(0)
     shots = rng.integers(0, 1000, 100).tolist()
-    return make_requests(
-        [
-            ([[*shots, *rng.integers(0, 1000, 20).tolist()]], rng.integers(0, 1000, (4, 5)).tolist())
-            for _ in range(num_items)
-        ]
-    )
+    items = []
+    for _ in range(num_items):
+        question = rng.integers(0, 1000, 20).tolist()
+        choices = rng.integers(0, 1000, (4, 5)).tolist()
+        items.append(([[*shots, *question]], choices))
+    return make_requests(items)
 
 
 def test_a_common_prefix_runs_once(monkeypatch):
@@ -189,7 +195,9 @@ def test_a_common_prefix_runs_once(monkeypatch):
     batches = plan(shots_and_questions(200), tokens_per_batch=1024)
     assert {id(batch.prefix) for batch in batches} == {id(batches[0].prefix)}
     assert 100 <= len(batches[0].prefix) <= 101  # two items may begin alike by chance
+    # Each item runs its question, and all but the last token of each choice.
     assert sum(batch.num_tokens for batch in batches) <= 200 * (20 + 4 * 4)
+
     (rank,) = assign(batches, num_ranks=1)
     assert [not batch.trees for batch in rank] == [True] + [False] * len(batches)
 
@@ -237,6 +245,9 @@ def test_unscorable_requests_are_left_out():
 def test_a_budget_of_zero_is_an_error():
     with pytest.raises(ValueError, match='tokens_per_batch is 0'):
         plan([], tokens_per_batch=0)
+
+
+def test_no_ranks_are_an_error():
     with pytest.raises(ValueError, match='num_ranks is 0'):
         assign([], num_ranks=0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 import sys
 from collections.abc import Callable
@@ -113,8 +114,10 @@ def training_page(read: Callable[..., Any], training: Path) -> Any:
 def several(runs: dict[str, Path], data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Return four runs, of which the third and the last have other prompts."""
     folder = tmp_path_factory.mktemp('several')
-    other = record_run(folder / 'other', data, [CHOICES], tasks={'choices': {'prompt_string': 'Think.\n'}})
-    short = with_shortened_prompts(runs['b'], folder / 'short', {CHOICES: [1, 4, 9]}, config={'max_seq_len': 128})
+    rows_shortened = {CHOICES: [1, 4, 9]}
+    short = with_shortened_prompts(runs['b'], folder / 'short', rows_shortened, config={'max_seq_len': 128})
+    instructed = {'choices': {'prompt_string': 'Think.\n'}}
+    other = record_run(folder / 'other', data, [CHOICES], tasks=instructed)
     return [runs['a'], runs['b'], short, other]
 
 
@@ -142,7 +145,8 @@ def table_of(page: Any, title: str) -> dict[str, list[Any]]:
 
 def test_the_tables_of_a_run_equal_the_record(page, rich: Path):
     """An average without shares of its variance is that of a record of 0.1.0."""
-    record, rows = record_of(rich), table_of(page, 'Scores')
+    record = record_of(rich)
+    rows = table_of(page, 'Scores')
     chances = {CHOICES: 1 / 3, TOPICS: 0.25, RIDDLES: 0.0, LINES: 0.0, SHOTS: None}
     marked = f'{CHOICES}\u2020 1.4 shots on average'
     assert list(rows)[:8] == ['core', 'reading alone', 'reading', marked, RIDDLES, 'rest', TOPICS, LINES]
@@ -152,17 +156,22 @@ def test_the_tables_of_a_run_equal_the_record(page, rich: Path):
         task = record['tasks'][key]
         accuracy, *others, _ = rows[marked if key == CHOICES else key]
         check_cell(accuracy, next(iter(task['metrics'].values())))
-        majority = task['metrics'].get('MajorityClass', {}).get('value')
-        seconds = record['timing']['tasks'][key]
-        assert [cell['value'] for cell in others] == [chance, majority, task['num_items'], seconds]
+        assert [cell['value'] for cell in others] == [
+            chance,
+            task['metrics'].get('MajorityClass', {}).get('value'),
+            task['num_items'],
+            record['timing']['tasks'][key],
+        ]
+    # Where the error is 0, the interval is shown.
     assert rows[RIDDLES][0]['text'] == '0.000 [0.00, 0.35]'
 
 
 def test_intervals_are_drawn_on_an_axis_from_the_lowest_end_to_1(page, rich: Path):
     composites = composites_of(rich)
-    low = min(0.0, *(measure['confidence_interval'][0] for measure in composites.values()))
-    ends = composites['core']['confidence_interval']
-    assert page['intervals'][0] == [f'{100 * (end - low) / (1 - low):.1f}%' for end in ends]
+    lowest_end = min(measure['confidence_interval'][0] for measure in composites.values())
+    begin = min(0.0, lowest_end)
+    ends_of_core = composites['core']['confidence_interval']
+    assert page['intervals'][0] == [f'{100 * (end - begin) / (1 - begin):.1f}%' for end in ends_of_core]
 
 
 def test_the_table_of_a_score_dataset_equals_the_record(page, rich: Path):
@@ -211,20 +220,25 @@ def test_banners_and_notes_tell_what_the_numbers_are_worth(page):
 
 
 @pytest.mark.parametrize(
-    ('config', 'facts'),
+    ('config', 'fact'),
     [
+        # Composites are absent where tasks are left out.
         ({'gauntlet': 'gauntlet.yaml', 'only': ['choices', 'lines']}, 'Only choices, lines of the gauntlet'),
         ({'gauntlet': 'gauntlet.yaml', 'only': None, 'missing': 'skip'}, 'A part of the gauntlet'),
+        # There could be none.
         ({'gauntlet': None, 'only': ['choices']}, 'have no gauntlet'),
     ],
 )
-def test_a_page_without_composites_says_whether_there_is_a_gauntlet(data: Path, tmp_path: Path, config, facts):
+def test_a_page_without_composites_says_whether_there_is_a_gauntlet(data: Path, tmp_path: Path, config, fact):
     run = record_run(tmp_path / 'part', data, [CHOICES])
     with edited(run) as record:
         record['config'].update(config)
     out = tmp_path / 'page.html'
+
     assert run_cli('report', run, '--out', out, '--no-prompts') == 0
-    assert facts in out.read_text() and 'no composites' in out.read_text()
+
+    assert fact in out.read_text()
+    assert 'no composites' in out.read_text()
 
 
 def test_a_run_of_only_score_has_a_page(read, data: Path, tmp_path: Path):
@@ -313,27 +327,33 @@ def test_a_line_of_the_loss_goes_over_the_batches_of_its_mean(training_page: Any
 
 
 def test_curves_have_the_same_axes_and_a_line_at_chance(training_page: Any):
-    encodings = [chart['layer'][-1]['encoding'] for chart in training_page['charts']]
-    assert all(encoding['x']['scale']['domain'] == [20, 1000] for encoding in encodings)
-    assert 'domain' not in encodings[2]['y']['scale']  # of the loss
+    core, reading_alone, loss, reading, rest, *tasks = training_page['charts']
+    for chart in training_page['charts']:
+        assert encoding_of(chart)['x']['scale']['domain'] == [20, 1000]
+    assert 'domain' not in encoding_of(loss)['y']['scale']
 
-    scores = [chart for place, chart in enumerate(training_page['charts']) if place != 2]
-    composites, tasks = scores[:4], scores[4:]
-    check_scale(composites, chances={0.0})
+    check_scale([core, reading_alone, reading, rest], chances={0.0})
     check_scale(tasks, chances={0.0, 0.25, 1 / 3})
-    assert tasks[0]['layer'][-1]['encoding']['y']['scale']['domain'] == [0, 1]
+    assert encoding_of(tasks[0])['y']['scale']['domain'] == [0, 1]
+
+
+def encoding_of(chart: dict[str, Any]) -> dict[str, Any]:
+    """Return how the topmost layer of a chart, the line, is drawn."""
+    return chart['layer'][-1]['encoding']
 
 
 def check_scale(charts: list[dict[str, Any]], *, chances: set[float]) -> None:
     """Check that charts have one scale, on which all intervals have room, and lines at these chances."""
-    low, high = charts[0]['layer'][-1]['encoding']['y']['scale']['domain']
-    marked = set()
+    low, high = encoding_of(charts[0])['y']['scale']['domain']
+    marked_chances = set()
     for chart in charts:
-        assert chart['layer'][-1]['encoding']['y']['scale']['domain'] == [low, high]
-        for dataset in chart['datasets'].values():
-            marked |= {row['value'] for row in dataset if row.get('mark') == 'chance'}
-            assert all(low <= row['low'] <= row['high'] <= high for row in dataset if 'low' in row)
-    assert marked == chances
+        assert encoding_of(chart)['y']['scale']['domain'] == [low, high]
+        for row in itertools.chain(*chart['datasets'].values()):
+            if row.get('mark') == 'chance':
+                marked_chances.add(row['value'])
+            if 'low' in row:
+                assert low <= row['low'] <= row['high'] <= high
+    assert marked_chances == chances
 
 
 def test_the_page_of_a_training_shows_changes_and_items_of_its_last_evaluation(
@@ -348,16 +368,20 @@ def test_the_page_of_a_training_shows_changes_and_items_of_its_last_evaluation(
         assert all(f'row {row}' in text for row, text in zip(first_rows, shown, strict=True))
 
 
-def test_a_page_replaces_a_file_only_if_asked_and_never_a_folder(gauntlet, runs: dict[str, Path], tmp_path: Path):
+def test_a_page_replaces_a_file_only_if_asked(gauntlet, runs: dict[str, Path], tmp_path: Path):
     out = tmp_path / 'page.html'
     out.write_text('mine')
 
     status, _, err = gauntlet('report', runs['a'], '--out', out)
+
     assert status == 2
     assert '--overwrite' in err
     assert out.read_text() == 'mine'
 
+
+def test_a_page_never_replaces_a_folder(gauntlet, runs: dict[str, Path], tmp_path: Path):
     status, _, err = gauntlet('report', runs['a'], '--out', tmp_path, '--overwrite')
+
     assert status == 2
     assert f'{tmp_path}: ' in err
 
@@ -417,13 +441,18 @@ def test_a_shortened_prompt_is_shown_with_the_shots_that_it_has_left(page):
 def test_choices_are_ordered_by_the_log_probability_that_decides(page, rich: Path):
     for sample, line in zip(samples_on(page, CHOICES), samples_of(rich, CHOICES), strict=True):
         row = ROWS[CHOICES][line['row']]
+        query, choices = row['query'], row['choices']
+
+        # The mean over a choice's tokens decides.
         means = [value / count for value, count in zip(line['logprobs'], line['num_tokens'], strict=True)]
-        ordered = sorted(zip(means, row['choices'], strict=True), reverse=True)
-        assert sample['passages'] == [row['query'], *(choice for _, choice in ordered)]
-        assert all(f'{mean:.3f}'.replace('-', MINUS) in sample['text'] for mean in means)
+        best_first = sorted(zip(means, choices, strict=True), reverse=True)
+        assert sample['passages'] == [query, *(choice for _, choice in best_first)]
+        for mean in means:
+            assert f'{mean:.3f}'.replace('-', MINUS) in sample['text']
+
         # Without opening the sample:
-        predicted, gold = row['choices'][line['predicted']], row['choices'][line['gold']]
-        assert f'{row["query"]} prediction {predicted} gold {gold} Prompt' in sample['text']
+        predicted, gold = choices[line['predicted']], choices[line['gold']]
+        assert f'{query} prediction {predicted} gold {gold} Prompt' in sample['text']
 
 
 def samples_on(page: Any, key: str) -> list[Any]:
@@ -433,7 +462,8 @@ def samples_on(page: Any, key: str) -> list[Any]:
 
 def test_prompts_that_changed_or_whose_data_are_elsewhere_are_not_shown(read, run: Path, data: Path, tmp_path: Path):
     own = shutil.copytree(data, tmp_path / 'own')
-    write_lines(own / 'riddles.jsonl', [{**row, 'context': row['context'] + '!'} for row in ROWS[RIDDLES][:5]])
+    changed_rows = [{**row, 'context': row['context'] + '!'} for row in ROWS[RIDDLES][:5]]
+    write_lines(own / 'riddles.jsonl', changed_rows)
     (own / 'choices.jsonl').unlink()
     uri = 'https://example.invalid/topics.jsonl'
     with edited(run) as record:
@@ -461,19 +491,23 @@ TRUNCATED = 'truncated at the token limit'
 @pytest.mark.parametrize(
     ('changes', 'kinds'),
     [
+        # Choices.
         ({'score': 1.0}, ['right']),
         ({'score': 0.0}, ['wrong']),
         ({'score': 0.5, 'reason': 'tie of the choices 0, 1'}, ['partly right']),
         ({'score': None, 'reason': 'not finite'}, ['unscored']),
+        # Generations, of which those that reach the limit are also truncated.
         (GENERATION | {'score': 1.0}, ['right']),
         (GENERATION | {'score': 1.0, 'reason': TRUNCATED}, ['right', 'truncated']),
         (GENERATION | {'score': 1.0, 'gold': None, 'metrics': {'TruncatedShare': 1.0}}, ['right', 'truncated']),
+        # Generations without an answer.
         (GENERATION | {'answer': '', 'reason': 'empty generation'}, ['wrong', 'unparsed']),
         (
             GENERATION | {'reason': f'no answer found in the generation; {TRUNCATED}'},
             ['wrong', 'truncated', 'unparsed'],
         ),
         (GENERATION | {'gold': 2}, ['wrong', 'unparsed']),
+        # Code, which has no answer to find.
         (GENERATION | {'gold': None, 'answer': None, 'reason': 'AssertionError'}, ['wrong']),
     ],
 )
