@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import combinations
 from pathlib import Path
@@ -39,11 +40,13 @@ def write_score_files(write_jsonl: Callable[..., Path], folder: str, *questions:
     sat = {'passage': None, 'question': 'How?', 'options': ['(A)x', '(B)y'], 'label': 'A'}
     write_jsonl(f'{folder}/agieval_v1/sat-en.jsonl', [sat])
     write_jsonl(f'{folder}/hendrycks_math/algebra.jsonl', [{'problem': '1+1?', 'solution': r'$\boxed{2}$'}])
-    ask, solve = {'prompt': '{question}{options}'}, {'prompt': '{question}'}
+
+    ask = {'prompt': '{question}{options}'}
     numbered = [{'prompt': f'{number}. {{question}}{{options}}'} for number in range(10)]
-    content = {'option_order_robustness': ask, 'non_greedy_robustness': ask, 'prompt_robustness': numbered}
-    of_math = {'non_greedy_robustness': solve, 'prompt_robustness': [solve] * 10}
-    for name, prompts in (('mmlu_pro', content), ('agieval', content), ('math', of_math)):
+    with_options = {'option_order_robustness': ask, 'non_greedy_robustness': ask, 'prompt_robustness': numbered}
+    solve = {'prompt': '{question}'}
+    without_options = {'non_greedy_robustness': solve, 'prompt_robustness': [solve] * 10}
+    for name, prompts in (('mmlu_pro', with_options), ('agieval', with_options), ('math', without_options)):
         write_jsonl(f'{folder}/prompts/{name}.json', [prompts])
 
 
@@ -76,39 +79,49 @@ def mean(values: Iterable[float]) -> float:
 def options_of(sample: dict[str, Any]) -> tuple[list[str], int]:
     """Return the options of a sample row of MMLU-Pro as its variant shows them, and the index of the gold one."""
     row = read_lines(DATA / 'score' / 'mmlu_pro_test.jsonl')[sample['row']]
-    options, gold = list(row['options']), row['answer_index']
+    options = list(row['options'])
+    gold = row['answer_index']
     perturbation, _, name = sample['variant'].partition(':')
     if perturbation == ORDER:
-        place = LETTERS.index(name)
-        options[gold], options[place] = options[place], options[gold]
-        gold = place
+        index = LETTERS.index(name)
+        options[gold], options[index] = options[index], options[gold]
+        gold = index
     return options, gold
 
 
 def check_metrics(record: dict[str, Any], samples: list[dict[str, Any]], perturbation: str) -> None:
     """Check the metrics of a perturbation against those computed from its samples."""
-    groups: dict[int, list[dict[str, Any]]] = {}
-    for sample in samples:
-        if sample['variant'].startswith(f'{perturbation}:'):
-            groups.setdefault(sample['row'], []).append(sample)
-    by_category: dict[str, list[float]] = {}
-    for group in groups.values():
-        by_category.setdefault(group[0]['category'], []).append(mean(sample['score'] for sample in group))
+    variants = [sample for sample in samples if sample['variant'].startswith(f'{perturbation}:')]
+    questions: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for sample in variants:
+        questions[sample['row']].append(sample)
+
+    scores_by_category: dict[str, list[float]] = defaultdict(list)
     rates = []
-    for group in groups.values():
-        texts = [None if s['predicted'] is None else options_of(s)[0][s['predicted']] for s in group]
-        pairs = list(combinations(texts, 2))
-        rates.append(mean(one is not None and one == other for one, other in pairs))
-    wanted = {
-        'accuracy': mean(mean(values) for values in by_category.values()),
+    for group in questions.values():
+        category = group[0]['category']
+        scores_by_category[category].append(mean(sample['score'] for sample in group))
+        rates.append(agreement(group))
+
+    expected = {
+        'accuracy': mean(mean(scores) for scores in scores_by_category.values()),
         'consistency_rate': mean(rates),
         'consistency_rate/standard_error': np.std(rates, ddof=1) / math.sqrt(len(rates)),
-        'unparsed_rate': mean(sample['predicted'] is None for group in groups.values() for sample in group),
-        'all_variants_right': mean(all(sample['score'] == 1 for sample in group) for group in groups.values()),
+        'unparsed_rate': mean(sample['predicted'] is None for sample in variants),
+        'all_variants_right': mean(all(sample['score'] == 1 for sample in group) for group in questions.values()),
     }
-    for name, value in wanted.items():
-        found = record['metrics'][f'icl/metrics/score/mmlu_pro/{perturbation}/{name}']
-        assert found == pytest.approx(value, abs=1e-12), name
+    for name, value in expected.items():
+        logged = record['metrics'][f'icl/metrics/score/mmlu_pro/{perturbation}/{name}']
+        assert logged == pytest.approx(value, abs=1e-12), name
+
+
+def agreement(group: Iterable[dict[str, Any]]) -> float:
+    """Return the share of pairs of a question's variants with the same option; without an option none agrees."""
+    texts: list[str | None] = []
+    for sample in group:
+        options, _ = options_of(sample)
+        texts.append(None if sample['predicted'] is None else options[sample['predicted']])
+    return mean(text is not None and text == other for text, other in combinations(texts, 2))
 
 
 def save_tiny_llamas(folder: Path) -> Path:

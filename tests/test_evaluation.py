@@ -79,29 +79,40 @@ CATEGORIES = ['a'] * 3 + ['b'] * 12
     ],
 )
 def test_too_few_rows_for_the_shots_are_a_warning_with_both_numbers(write_jsonl, tmp_path, num_rows, changes, named):
-    rows = [{'query': f'{i}?', 'choices': ['yes', 'no'], 'gold': 0, 'category': CATEGORIES[i]} for i in range(num_rows)]
+    rows = []
+    for number, category in enumerate(CATEGORIES[:num_rows]):
+        rows += rows_of(f'{number}?', category=category)
     write_jsonl('rows.jsonl', rows)
-    found = data_of(tmp_path, task_of(**changes)).warnings
-    assert len(found) == (named is not None)
-    assert all(text in found[0] for text in named or ())
+
+    warnings = data_of(tmp_path, task_of(**changes)).warnings
+
+    assert len(warnings) == (named is not None)
+    for text in named or ():
+        assert text in warnings[0]
 
 
 def test_repeated_choices_are_one_warning_with_their_number(write_jsonl, tmp_path):
     choices = [['yes', 'no', 'no'], ['yes', 'yes', 'no'], ['yes', 'no', 'perhaps']]
     rows = [{'query': f'{i}?', 'choices': choices[i % 3], 'gold': 0} for i in range(9)]
     write_jsonl('rows.jsonl', rows)
-    (found,) = data_of(tmp_path, task_of(num_fewshot=[0, 1])).warnings
-    assert 'mc: 6 of 9 rows have a choice twice, 3 of them the right one' in found
-    assert 'gauntlet explain mc --row 0' in found
+
+    (warning,) = data_of(tmp_path, task_of(num_fewshot=[0, 1])).warnings
+
+    assert 'mc: 6 of 9 rows have a choice twice, 3 of them the right one' in warning
+    assert 'gauntlet explain mc --row 0' in warning
 
 
 def test_repeated_choices_of_a_published_file_are_no_warning_of_a_run(write_jsonl, tmp_path, monkeypatch):
     """docs/tasks.md lists them."""
-    path = write_jsonl('rows.jsonl', [{'query': f'{i}?', 'choices': ['yes', 'no', 'no'], 'gold': 0} for i in range(9)])
+    rows = [{'query': f'{number}?', 'choices': ['yes', 'no', 'no'], 'gold': 0} for number in range(9)]
+    path = write_jsonl('rows.jsonl', rows)
     (first, *others) = read_manifest()
-    known = replace(first, converter=None, git_blob=None, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    known = replace(first, converter=None, git_blob=None, sha256=digest)
     monkeypatch.setattr(published, 'read_manifest', lambda: (known, *others))
+
     data = data_of(tmp_path, task_of())
+
     assert data.origins == {'mc/0-shot': 'published'}
     assert not data.warnings
 
@@ -117,8 +128,8 @@ def test_repeated_choices_of_a_published_file_are_no_warning_of_a_run(write_json
 def test_items_among_their_own_shots_are_one_warning_with_their_number(write_jsonl, tmp_path, semantics, subset, named):
     """Of 8 rows two and two are equal; llm-foundry draws the other one for rows 0, 1, 2, 4 and 6."""
     write_jsonl('rows.jsonl', rows_of(*(f'{i // 2}?' for i in range(8))))
-    (found,) = data_of(tmp_path, task_of(num_fewshot=[3]), semantics=semantics, subset_items=subset).warnings
-    assert named in found
+    (warning,) = data_of(tmp_path, task_of(num_fewshot=[3]), semantics=semantics, subset_items=subset).warnings
+    assert named in warning
 
 
 @pytest.mark.parametrize(
@@ -150,8 +161,8 @@ def test_sample_data_is_one_warning_line_at_the_start(write_jsonl, tmp_path):
     tasks = (task_of('copa', 'commonsense_reasoning/copa.jsonl'), task_of('mine', str(tmp_path / 'rows.jsonl')))
     data = data_of(ROOT / 'eval_data', *tasks)
     assert data.origins == {'copa/0-shot': 'sample', 'mine/0-shot': 'own'}
-    (found,) = data.warnings
-    assert found.startswith('sample data, not the benchmark, in 1 of 2 tasks (copa/0-shot); gauntlet data fetch --to')
+    (warning,) = data.warnings
+    assert warning.startswith('sample data, not the benchmark, in 1 of 2 tasks (copa/0-shot); gauntlet data fetch --to')
 
 
 def test_missing_files_are_one_error_or_skipped_with_the_reason_of_their_composites(write_jsonl, tmp_path):
