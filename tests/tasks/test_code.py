@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,13 +71,30 @@ def test_errors_in_rows_name_line_and_key(changed, facts, write_jsonl, tmp_path)
     assert all(word in str(raised.value) for word in facts.split())
 
 
-def test_sampling_defaults_are_composers():
-    assert task().sampling(None) == Sampling(temperature=1.0, top_p=0.95, top_k=40, seed=1234)
-    assert task(temperature=0.2, top_p=1.0, top_k=0, generation_kwargs={'seed': 7}).sampling(None) == Sampling(
-        temperature=0.2, top_p=1.0, top_k=0, seed=7
-    )
-    assert task(temperature=0).sampling(None) == Sampling()  # the most probable tokens
-    assert task(num_beams=5).num_samples == 5 and task(num_beams=5, generations_per_sample=3).num_samples == 3
+@pytest.mark.parametrize(
+    ('keys', 'expected'),
+    [
+        ({}, Sampling(temperature=1.0, top_p=0.95, top_k=40, seed=1234)),  # Composer's
+        (
+            {'temperature': 0.2, 'top_p': 1.0, 'top_k': 0, 'generation_kwargs': {'seed': 7}},
+            Sampling(temperature=0.2, top_p=1.0, top_k=0, seed=7),
+        ),
+        ({'temperature': 0}, Sampling()),  # the most probable tokens
+    ],
+)
+def test_sampling_is_composers_unless_the_task_says_otherwise(keys: dict[str, Any], expected: Sampling):
+    assert task(**keys).sampling(None) == expected
+
+
+@pytest.mark.parametrize(
+    ('keys', 'num_samples'),
+    [
+        ({'num_beams': 5}, 5),  # the former name
+        ({'num_beams': 5, 'generations_per_sample': 3}, 3),
+    ],
+)
+def test_the_number_of_programs_has_a_former_name(keys: dict[str, int], num_samples: int):
+    assert task(**keys).num_samples == num_samples
 
 
 def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_tokenizer):
@@ -89,15 +107,24 @@ def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_toke
     requests = prepared.generate_requests
     assert {request.max_new_tokens for request in requests} == {100}  # half of what there is
     assert all(request.verbatim and request.stops.program is not None for request in requests)
+
+    # Program n of row n is right.
     wrong, good = ('    return x\n', '    return x + 1\n')
     outputs = [Generation(key=key, text=good if key.sample == key.row else wrong) for key in prepared.items]
     results = prepared.results(outputs)
     assert [result.score for result in results.values()] == [1, 0, 0, 0, 1, 0]
     assert {result.reason for result in results.values()} == {None, 'call 1: the result is not the expected one'}
-    found = task_score('t/0-shot', task(pass_at_k=[1, 2], num_beams=3).metrics(), [*results.values()]).metrics
-    names = ('InContextLearningCodeEvalAccuracy', 'TruncatedShare', 'PassAt1', 'PassAt2')
-    values = dict(zip(names, (1 / 3, None, 1 / 3, 1 - 1 / 3), strict=True))
-    assert {name: measure.value for name, measure in found.items()} == pytest.approx(values)
+
+    metrics = task(pass_at_k=[1, 2], num_beams=3).metrics()
+    measures = task_score('t/0-shot', metrics, [*results.values()]).metrics
+    assert {name: measure.value for name, measure in measures.items()} == pytest.approx(
+        {
+            'InContextLearningCodeEvalAccuracy': 1 / 3,
+            'TruncatedShare': None,
+            'PassAt1': 1 / 3,
+            'PassAt2': 1 - 1 / 3,  # one of the three pairs has no right program
+        }
+    )
 
 
 RESTATED = '\ndef f(x):\n    return g(x)\n\n\ndef g(x):\n    return x + 1\n'
@@ -246,10 +273,25 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_completions(k: int):
 
 def test_pass_at_1_is_one_number_the_mean_over_problems_also_where_programs_are_missing():
     """Of five problems 4, 4, 4, 3, 1 programs are scored; 4, 3, 0, 0, 0 pass: over programs it were 7 / 16."""
-    scored = [[1.0] * 4, [1.0, 1.0, 1.0, 0.0], [0.0] * 4, [0.0] * 3 + [None], [0.0] + [None] * 3]
-    results = [item(row, credit, sample=n) for row, credits in enumerate(scored) for n, credit in enumerate(credits)]
-    found = task_score('t/0-shot', task(pass_at_k=[1], num_beams=4).metrics(), results, allow_missing=True).metrics
+    scores_of_problems = [
+        [1.0, 1.0, 1.0, 1.0],
+        [1.0, 1.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, None],
+        [0.0, None, None, None],
+    ]
     shares = [1.0, 0.75, 0.0, 0.0, 0.0]
-    error = (sum((share - 0.35) ** 2 for share in shares) / 4 / 5) ** 0.5
+    mean = 0.35
+    error = (sum((share - mean) ** 2 for share in shares) / 4 / 5) ** 0.5
+    results = [
+        item(row, score, sample=sample)
+        for row, scores in enumerate(scores_of_problems)
+        for sample, score in enumerate(scores)
+    ]
+
+    metrics = task(pass_at_k=[1], num_beams=4).metrics()
+    measures = task_score('t/0-shot', metrics, results, allow_missing=True).metrics
+
     for name in ('InContextLearningCodeEvalAccuracy', 'PassAt1'):
-        assert found[name].value == pytest.approx(0.35) and found[name].standard_error == pytest.approx(error)
+        assert measures[name].value == pytest.approx(mean)
+        assert measures[name].standard_error == pytest.approx(error)

@@ -169,9 +169,14 @@ GOLDS = [('2', 'twos'), ('2', 'two', 'II'), ('two', '2')]
 )
 def test_a_changed_row_is_another_cache_entry(kind: str, num_shots: int, changes: list[dict[str, Any]]):
     first, *others = KINDS[kind]
-    rows = [[first, *others], others, *([replace(first, **changed), *others] for changed in changes)]
+    versions = [[first, *others], others]
+    for changed in changes:
+        versions.append([replace(first, **changed), *others])
     keys = {'icl_task_type': kind, 'has_categories': False, 'num_fewshot': [num_shots]}
-    assert len({cache_name(preparation_of(examples, **keys)) for examples in rows}) == len(rows)
+
+    names = {cache_name(preparation_of(examples, **keys)) for examples in versions}
+
+    assert len(names) == len(versions)
 
 
 def test_another_tokenizer_or_encoder_or_changed_code_is_another_cache_entry(monkeypatch):

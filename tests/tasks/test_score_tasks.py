@@ -148,16 +148,35 @@ def scored(*means: float) -> ScoreOutput:
     )
 
 
-def test_the_most_probable_letter_is_predicted():
-    task = task_of(answers='likelihood')
-    assert task.score(scored(-3, -1, -2), POSED) == Score(value=1.0, predicted=1, answer='B', facts=FACTS['B'])
-    assert task.score(scored(-1, -3, -2), POSED) == Score(value=0.0, predicted=0, answer='A', facts=FACTS['A'])
-    for semantics in ('corrected', 'reference'):  # which changes no score: SCORE has its own `answer_extraction`
-        task = replace(task, semantics=semantics)
-        tie = task.score(scored(-3, -1, -1), POSED)
-        assert (tie.value, tie.predicted, tie.answer) == (0.5, 1, 'B') and 'tie' in tie.reason
-        for value in (float('nan'), float('-inf')):
-            assert task.score(scored(value, -1, -2), POSED) == Score(value=None, reason=NON_FINITE)
+@pytest.mark.parametrize(
+    ('logprobs', 'value', 'predicted', 'letter'),
+    [
+        ((-3, -1, -2), 1.0, 1, 'B'),
+        ((-1, -3, -2), 0.0, 0, 'A'),
+    ],
+)
+def test_the_most_probable_letter_is_predicted(logprobs, value: float, predicted: int, letter: str):
+    score = task_of(answers='likelihood').score(scored(*logprobs), POSED)
+    assert score == Score(value=value, predicted=predicted, answer=letter, facts=FACTS[letter])
+
+
+# `semantics` changes no score: SCORE has its own `answer_extraction`.
+of_either_semantics = pytest.mark.parametrize('semantics', ['corrected', 'reference'])
+
+
+@of_either_semantics
+def test_a_tie_with_the_gold_letter_scores_a_half(semantics: str):
+    task = replace(task_of(answers='likelihood'), semantics=semantics)
+    tie = task.score(scored(-3, -1, -1), POSED)
+    assert (tie.value, tie.predicted, tie.answer) == (0.5, 1, 'B')
+    assert 'tie' in tie.reason
+
+
+@of_either_semantics
+@pytest.mark.parametrize('logprob', [float('nan'), float('-inf')])
+def test_a_letter_without_a_finite_probability_is_unscored(logprob: float, semantics: str):
+    task = replace(task_of(answers='likelihood'), semantics=semantics)
+    assert task.score(scored(logprob, -1, -2), POSED) == Score(value=None, reason=NON_FINITE)
 
 
 def test_likelihood_tasks_accept_text_answers():
@@ -230,8 +249,9 @@ def test_only_non_greedy_variants_are_sampled_each_with_its_seed(data_root, char
 
 def test_subset_items_counts_questions_and_keeps_all_their_variants(data_root):
     assert len(task_of().read(data_root).examples) == 2 * 18
-    found = task_of(subset_items=1).read(data_root).examples
-    assert len(found) == 18 and len({example.row for example in found}) == 1
+    examples_of_one = task_of(subset_items=1).read(data_root).examples
+    assert len(examples_of_one) == 18
+    assert len({example.row for example in examples_of_one}) == 1
     assert len(task_of(subset_items=99).read(data_root).examples) == 2 * 18
 
 

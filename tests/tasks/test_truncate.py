@@ -46,11 +46,15 @@ def truncated(parts: EncodedPrompt, max_tokens: int, *, reference: bool = False)
 )
 def test_truncation_keeps_the_end_of_the_question(parts, max_tokens: int, contexts, reference_contexts):
     for reference, expected in ((False, contexts), (True, reference_contexts)):
-        found = truncated(encoded(*parts), max_tokens, reference=reference)
-        assert [text_of(ids) for ids in found.contexts] == expected
-        assert found.prompt_shortened == (expected not in (['^inq'], ['^question']))
-    shared = truncated(encoded(*parts), max_tokens).contexts
-    assert all(context is shared[0] for context in shared)
+        item = truncated(encoded(*parts), max_tokens, reference=reference)
+        assert [text_of(ids) for ids in item.contexts] == expected
+        assert item.prompt_shortened == (expected not in (['^inq'], ['^question']))
+
+
+def test_equal_contexts_are_the_same_array():
+    item = truncated(encoded('in', 'question', 'a', 'bcd'), 8)
+    first, second = item.contexts
+    assert first is second
 
 
 @pytest.mark.parametrize(
@@ -99,16 +103,31 @@ def test_every_prompt_of_a_batch_keeps_as_many_of_its_last_shots_as_fit(prompts:
 
     Each prompt has a limit of its own, as those of a task's categories have. The shots consist of different letters.
     """
-    texts = [[letter * length for letter, length in zip('abcdefg', shots, strict=False)] for shots, _ in prompts]
-    sources = [source(shots, most, instruction=INSTRUCTION) for shots, (_, most) in zip(texts, prompts, strict=True)]
-    for (shots, most), letters, fitted in zip(prompts, texts, fit(CharacterTokenizer(), *sources), strict=True):
-        totals = [4 + len(INSTRUCTION) + sum(shots[len(shots) - kept :]) for kept in range(len(shots) + 1)]
-        fitting = [kept for kept, total in enumerate(totals) if total <= most]
-        assert totals[fitted.prompt.num_shots] == totals[max(fitting, default=0)]
-        item = truncated_item(fitted, num_shots=len(shots), max_tokens=most, reference=False)
-        assert item.prompt_shortened == (totals[-1] > most)
-        preamble = INSTRUCTION + ''.join(letters[len(shots) - fitted.prompt.num_shots :])
+    limits = [max_tokens for _, max_tokens in prompts]
+    lengths_of_prompts = [lengths for lengths, _ in prompts]
+    texts_of_prompts = [
+        [letter * length for letter, length in zip('abcdefg', lengths, strict=False)] for lengths in lengths_of_prompts
+    ]
+    sources = [
+        source(texts, max_tokens, instruction=INSTRUCTION)
+        for texts, max_tokens in zip(texts_of_prompts, limits, strict=True)
+    ]
+
+    fitted_prompts = fit(CharacterTokenizer(), *sources)
+
+    for lengths, texts, max_tokens, fitted in zip(
+        lengths_of_prompts, texts_of_prompts, limits, fitted_prompts, strict=True
+    ):
+        # By the number of last shots that are kept: 4 are bos, 'q' and ' a'.
+        totals = [4 + len(INSTRUCTION) + sum(lengths[len(lengths) - kept :]) for kept in range(len(lengths) + 1)]
+        fitting = [kept for kept, total in enumerate(totals) if total <= max_tokens]
+        num_kept = fitted.prompt.num_shots
+        # A shot may be empty, so several numbers of shots have the same total.
+        assert totals[num_kept] == totals[max(fitting, default=0)]
+        preamble = INSTRUCTION + ''.join(texts[len(texts) - num_kept :])
         assert fitted.preamble.tolist() == [BOS, *map(ord, preamble)]
+        item = truncated_item(fitted, num_shots=len(lengths), max_tokens=max_tokens, reference=False)
+        assert item.prompt_shortened == (totals[-1] > max_tokens)
 
 
 @pytest.mark.parametrize('model', ['rotary_bos', 'alibi_pad_eos'])
@@ -118,11 +137,12 @@ def test_real_prompts_keep_as_many_shots_as_an_exhaustive_search(real_data, mode
     lines = (real_data / 'reading_comprehension/squad.jsonl').read_text(encoding='utf-8').splitlines()[:60]
     texts = [f'\n{line[:300]}' for line in lines]
     sources = [source(texts[start : start + 10], max_seq_len) for start in range(0, 50, 5)]
-    for wanted, fitted in zip(sources, fit(tokenizer, *sources), strict=True):
-        parts = Encoder(tokenizer).prompts([wanted.build(num_shots) for num_shots in range(11)])
-        fitting = [num_shots for num_shots, part in enumerate(parts) if part.length <= max_seq_len]
-        assert fitted.prompt.num_shots == max(fitting, default=0)
-        assert fitted.preamble.tolist() == parts[fitted.prompt.num_shots].preamble.tolist()
+    for shortenable, fitted in zip(sources, fit(tokenizer, *sources), strict=True):
+        every_number = Encoder(tokenizer).prompts([shortenable.build(num_shots) for num_shots in range(11)])
+        fitting = [num_shots for num_shots, prompt in enumerate(every_number) if prompt.length <= max_seq_len]
+        num_kept = fitted.prompt.num_shots
+        assert num_kept == max(fitting, default=0)
+        assert fitted.preamble.tolist() == every_number[num_kept].preamble.tolist()
 
 
 def test_prompts_that_are_much_too_long_are_tokenized_once(character_tokenizer, monkeypatch):
