@@ -163,10 +163,10 @@ every_tokenizer = pytest.mark.parametrize(('tokenizer', 'is_lost'), TOKENIZERS.v
 
 def read(tokenizer, parts, choice: int = 0) -> str:
     """Return the text that the model reads for a choice, without special tokens."""
-    special = getattr(tokenizer, 'all_special_ids', [1])
-    contexts = parts.contexts * len(parts.continuations) if len(parts.contexts) == 1 else parts.contexts
-    whole = [*parts.preamble.tolist(), *contexts[choice].tolist(), *parts.continuations[choice].tolist()]
-    return tokenizer.decode([token for token in whole if token not in special])
+    special_ids = getattr(tokenizer, 'all_special_ids', [1])
+    context = parts.contexts[0] if len(parts.contexts) == 1 else parts.contexts[choice]
+    ids = np.concatenate([parts.preamble, context, parts.continuations[choice]]).tolist()
+    return tokenizer.decode([token for token in ids if token not in special_ids])
 
 
 def text_after_shot(encoder, kind: str, semantics: str, **keys) -> list[str]:
@@ -177,9 +177,10 @@ def text_after_shot(encoder, kind: str, semantics: str, **keys) -> list[str]:
         'schema': [Schema(('The cup', 'The bag'), 'is Rom', 0), Schema(('A cup', 'A bag'), 'is Paris', 1)],
     }[kind]
     entry = {'label': 't', 'dataset_uri': 'x', 'num_fewshot': [1], 'icl_task_type': kind, **keys}
-    made = replace(load_suite([entry]).tasks[0], semantics=semantics)
-    asked, shot = (Example(row=row, content=content) for row, content in enumerate(contents))
-    (parts,) = encoder.prompts([made.prompt(asked, [shot])])
+    task = replace(load_suite([entry]).tasks[0], semantics=semantics)
+    asked = Example(row=0, content=contents[0])
+    shot = Example(row=1, content=contents[1])
+    (parts,) = encoder.prompts([task.prompt(asked, [shot])])
     return [read(encoder.tokenizer, parts, choice) for choice in range(len(parts.continuations))]
 
 

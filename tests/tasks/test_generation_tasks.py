@@ -307,21 +307,33 @@ def test_reference_semantics_score_by_the_references_rules(
 def test_an_unscorable_item_is_unscored_with_its_reason(character_tokenizer):
     (item,) = preparation(character_tokenizer, task(), examples(PROBLEMS[:1])).items()
     item = replace(item, request=replace(item.request, unscorable='why'))
-    found = item_result(item, None, task())
-    assert (found.status, found.reason, found.text, found.num_tokens) == ('unscored', 'why', None, None)
+    unscored = item_result(item, None, task())
+    assert (unscored.status, unscored.reason) == ('unscored', 'why')
+    assert (unscored.text, unscored.num_tokens) == (None, None)
 
 
 def test_metrics_are_means_over_items_and_absent_only_where_an_item_lacks_one(character_tokenizer):
-    texts = ('so #### 2', 'so #### 22', 'so #### 2.0', 'so #### 4')  # (1, 1, 1), (1, 0, 0), (1, 0, 1), (0, 0, 0)
+    texts = [
+        'so #### 2',  # right by every metric
+        'so #### 22',  # begins with the right answer
+        'so #### 2.0',  # begins with it, and is the same number
+        'so #### 4',  # wrong, and truncated
+    ]
     results = [
         replace(result(character_tokenizer, text, is_truncated=row == 3), key=ItemKey('t/0-shot', row))
         for row, text in enumerate(texts)
     ]
-    assert [one.answer for one in results] == ['2', '22', '2.0', '4']
-    unknown = replace(results[0], metrics={name: results[0].metrics[name] for name in ('StrictMatch', 'NumericMatch')})
-    names = ('InContextLearningGenerationExactMatchAccuracy', 'StrictMatch', 'NumericMatch', 'TruncatedShare')
-    for first, last in ((results[0], 1 / 4), (unknown, None)):
-        found = task_score('t/0-shot', with_thoughts().metrics(), [first, *results[1:]]).metrics
-        values = dict(zip(names, (3 / 4, 1 / 4, 2 / 4, last), strict=True))
-        assert {name: measure.value for name, measure in found.items()} == values
-    assert '1 of 4' in found['TruncatedShare'].reason
+    assert [item.answer for item in results] == ['2', '22', '2.0', '4']
+    # Of this one it is unknown whether it is truncated.
+    without_share = {name: results[0].metrics[name] for name in ('StrictMatch', 'NumericMatch')}
+    unknown = replace(results[0], metrics=without_share)
+
+    for first, truncated_share in ((results[0], 1 / 4), (unknown, None)):
+        measures = task_score('t/0-shot', with_thoughts().metrics(), [first, *results[1:]]).metrics
+        assert {name: measure.value for name, measure in measures.items()} == {
+            'InContextLearningGenerationExactMatchAccuracy': 3 / 4,
+            'StrictMatch': 1 / 4,
+            'NumericMatch': 2 / 4,
+            'TruncatedShare': truncated_share,
+        }
+    assert '1 of 4' in measures['TruncatedShare'].reason
