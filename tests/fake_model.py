@@ -14,12 +14,13 @@ from llmfoundry_gauntlet.types import ScoreOutput, ScoreRequest
 
 def score(request: ScoreRequest) -> ScoreOutput:
     """Return the output of one request, computed without batches."""
-    pairs = [
-        ([*context.tolist(), *continuation[:place].tolist()], token)
-        for context, continuation in zip(request.contexts, request.continuations, strict=True)
-        for place, token in enumerate(continuation.tolist())
-    ]
-    return outputs_of((request,), *zip(*pairs, strict=True))[0]
+    prefixes, targets = [], []
+    for context, continuation in zip(request.contexts, request.continuations, strict=True):
+        for index, token in enumerate(continuation.tolist()):
+            prefixes.append([*context.tolist(), *continuation[:index].tolist()])
+            targets.append(token)
+    (output,) = outputs_of((request,), prefixes, targets)
+    return output
 
 
 def run(batch: Batch) -> list[ScoreOutput]:
@@ -29,14 +30,16 @@ def run(batch: Batch) -> list[ScoreOutput]:
     prefixes = []
     if batch.layout == PADDED_ROWS:
         rows = lay_out_rows(batch.requests)
-        for place in rows.reads.tolist():
-            row, column = divmod(place, rows.tokens.shape[1])
+        for position in rows.reads.tolist():
+            row, column = divmod(position, rows.tokens.shape[1])
             prefixes.append(rows.tokens[row, : column + 1].tolist())
         return outputs_of(batch.requests, prefixes, rows.targets.tolist())
+
     cached = [] if batch.prefix is None else batch.prefix.tolist()
     stream = lay_out_stream(batch.trees, len(cached))
-    for place in stream.reads.tolist():
-        ancestors = np.flatnonzero(stream.ends[: place + 1] > place)
+    for position in stream.reads.tolist():
+        # A token sees itself and those before it whose branches it continues.
+        ancestors = np.flatnonzero(stream.ends[: position + 1] > position)
         assert stream.depths[ancestors].tolist() == list(range(len(cached), len(cached) + len(ancestors)))
         prefixes.append([*cached, *stream.tokens[ancestors].tolist()])
     return outputs_of(batch.requests, prefixes, stream.targets.tolist())
@@ -51,4 +54,5 @@ def outputs_of(
         for prefix, token in zip(prefixes, targets, strict=True)
     )
     logprobs = np.array([-int.from_bytes(digest, 'big') / 2**48 for digest in hashes])
-    return split_outputs(requests, logprobs, logprobs > -0.5, (logprobs > -0.5).astype(np.int64))
+    is_argmax = logprobs > -0.5
+    return split_outputs(requests, logprobs, is_argmax, is_argmax.astype(np.int64))

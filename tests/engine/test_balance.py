@@ -38,7 +38,7 @@ def sample_rows() -> PlannedEvaluation:
     return plan_evaluation(prepared, tokens_per_batch=512)
 
 
-def made(cost: float, prefix: Ids | None = None) -> Batch:
+def batch_of_cost(cost: float, prefix: Ids | None = None) -> Batch:
     """Return a batch of a one-token request with the given cost."""
     ids = np.ones(1, np.int32)
     request = ScoreRequest(key=ItemKey('t/0-shot', 0), contexts=(ids,), continuations=(ids,))
@@ -55,8 +55,8 @@ def test_batches_of_any_prefix_group_are_assigned(family_sizes: list[int], costs
     batches = []
     for size in family_sizes:
         prefix = np.ones(5, np.int32)
-        batches += [made(10.0, prefix) for _ in range(size)]
-    batches += [made(cost) for cost in costs]
+        batches += [batch_of_cost(10.0, prefix) for _ in range(size)]
+    batches += [batch_of_cost(cost) for cost in costs]
 
     ranks = assign(batches, num_ranks=num_ranks)
 

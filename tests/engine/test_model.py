@@ -80,8 +80,10 @@ def test_real_tokens_equal_to_padding_are_hidden_only_with_reference_semantics()
     """Fix 2: the reference hides real eos tokens if pad is eos."""
     model = networks.network()
     (batch,) = plan([request(0, [5, 7, 9], [[3]])], tokens_per_batch=100, layout=PADDED_ROWS)
+
     (seen,) = CausalLanguageModel(model, device=CPU).run(batch)
     (hidden,) = CausalLanguageModel(model, device=CPU, hidden_token_id=7).run(batch)
+
     networks.check_against_bare_forwards(model, batch.requests, {seen.key: seen})
     assert abs(seen.logprobs[0] - hidden.logprobs[0]).max() > 0.01
 
@@ -95,8 +97,9 @@ def peak_bytes(run: Callable[[], object], path: Path) -> int:
         run()
     recorded.export_chrome_trace(str(path))
     events = [event for event in json.loads(path.read_text())['traceEvents'] if event['name'] == '[memory]']
-    held = np.cumsum([event['args']['Bytes'] for event in sorted(events, key=lambda event: event['ts'])])
-    return int(held.max())
+    in_order = sorted(events, key=lambda event: event['ts'])
+    allocated = np.cumsum([event['args']['Bytes'] for event in in_order])
+    return int(allocated.max())
 
 
 @pytest.mark.parametrize('vocabulary', [32_768, 131_072])
