@@ -76,39 +76,66 @@ def trained(tmp_path_factory: pytest.TempPathFactory, server: MLflowServer) -> t
 
 
 def test_records_hold_every_evaluation_under_keys_of_each_category(trained):
-    expected = recorded(trained[0])
-    assert len(expected) > 100
-    assert all([step for step, _ in points] == STEPS for points in expected.values())
-    accuracies = [key for key in expected if key.startswith('metrics/odd/') and key.endswith('Accuracy')]
-    names = [key.removeprefix('metrics/odd/0-shot').rpartition('/')[0] for key in accuracies]
-    assert set(names) == {'', '/Säure _ Öl', '/__', '/a_b', '/high school', '/plain'}
-    assert max(map(len, expected)) == 250  # of the category of 300 letters
+    points_by_key = recorded(trained[0])
+
+    assert len(points_by_key) > 100
+    assert all([step for step, _ in points] == STEPS for points in points_by_key.values())
+    accuracies = [key for key in points_by_key if key.startswith('metrics/odd/') and key.endswith('Accuracy')]
+    categories = {key.removeprefix('metrics/odd/0-shot').rpartition('/')[0] for key in accuracies}
+    assert categories == {'', '/Säure _ Öl', '/__', '/a_b', '/high school', '/plain'}
+    assert max(map(len, points_by_key)) == 250  # of the category of 300 letters
 
 
 def test_wandb_has_every_value_by_training_batch_including_late_ones(trained):
-    rows = [row for row in logged.wandb_rows(trained[0]) if 'gauntlet/batch' in row]
+    folder, _ = trained
+
+    rows = [row for row in logged.wandb_rows(folder) if 'gauntlet/batch' in row]
     assert [row['gauntlet/batch'] for row in rows] == [0, 2, 4, 6, 3]
     assert [row['_step'] for row in rows] == [0, 2, 4, 6, 7]
-    check_logged(logged.wandb_values(trained[0]), recorded(trained[0]), rel=1e-6)
+    check_logged(logged.wandb_values(folder), recorded(folder), rel=1e-6)
 
 
-def test_wandb_plots_our_keys_alone_over_the_training_batch(trained):
-    records = [record for record in logged.wandb_records(trained[0]) if record.WhichOneof('record_type') == 'metric']
-    globs = {record.metric.glob_name for record in records} - {''}
-    assert globs >= {'gauntlet/*', 'icl/metrics/eval_gauntlet/*', 'metrics/colours/0-shot/*', 'metrics/odd/0-shot/*'}
-    over_batch = {record.metric.name for record in records if record.metric.step_metric == 'gauntlet/batch'} - {''}
-    assert over_batch == set(recorded(trained[0])) - {'gauntlet/batch'}
-    others = {key for row in logged.wandb_rows(trained[0]) for key in row} - set(recorded(trained[0]))
+def wandb_metrics(folder: Path) -> list[Any]:
+    """Return how W&B plots each key, or each group of keys."""
+    return [record.metric for record in logged.wandb_records(folder) if record.WhichOneof('record_type') == 'metric']
+
+
+def test_wandb_plots_our_keys_over_the_training_batch(trained):
+    folder, _ = trained
+
+    plotted_over_batch = {metric.name for metric in wandb_metrics(folder) if metric.step_metric == 'gauntlet/batch'}
+
+    assert plotted_over_batch - {''} == set(recorded(folder)) - {'gauntlet/batch'}
+
+
+def test_wandb_plots_no_other_keys_over_the_training_batch(trained):
+    folder, _ = trained
+    others = {key for row in logged.wandb_rows(folder) for key in row} - set(recorded(folder))
     assert others > {'loss/train/total', 'time/token'}
-    others |= {'metrics/train/LanguageCrossEntropy', 'metrics/eval/LanguageCrossEntropy'}  # as Composer has them
+    # As Composer has them.
+    others |= {'metrics/train/LanguageCrossEntropy', 'metrics/eval/LanguageCrossEntropy'}
+
+    globs = {metric.glob_name for metric in wandb_metrics(folder)} - {''}
+
+    assert globs >= {'gauntlet/*', 'icl/metrics/eval_gauntlet/*', 'metrics/colours/0-shot/*', 'metrics/odd/0-shot/*'}
     assert not any(key.startswith(glob[:-1]) for key in others for glob in globs)
 
 
-def test_tensorboard_has_every_value_once_including_late_ones_and_charts_of_existing_keys(trained):
-    keys, found = recorded(trained[0]), logged.tensorboard_values(trained[0])
-    assert [step for step, _ in found[ACCURACY]] == [0, 2, 4, 6, 3]
-    check_logged(found, keys, rel=1e-6)
-    patterns = logged.tensorboard_charts(trained[0])
+def test_tensorboard_has_every_value_once_including_late_ones(trained):
+    folder, _ = trained
+
+    values = logged.tensorboard_values(folder)
+
+    assert [step for step, _ in values[ACCURACY]] == [0, 2, 4, 6, 3]
+    check_logged(values, recorded(folder), rel=1e-6)
+
+
+def test_tensorboard_has_charts_of_existing_keys(trained):
+    folder, _ = trained
+    keys = recorded(folder)
+
+    patterns = logged.tensorboard_charts(folder)
+
     charts = {name: {key for key in keys if re.fullmatch(pattern, key)} for name, pattern in patterns.items()}
     assert list(charts) == ['gauntlet: composites', 'gauntlet: accuracy of tasks', 'gauntlet: seconds']
     composites = {f'icl/metrics/eval_gauntlet/{name}' for name in ('all', 'default_average')}
@@ -118,19 +145,25 @@ def test_tensorboard_has_every_value_once_including_late_ones_and_charts_of_exis
 
 
 def test_mlflow_has_every_value_once_including_late_ones(trained, server):
-    found = server.values(trained[0].name)
-    check_logged(found, recorded(trained[0]))
-    assert len({value for _, value in found[ACCURACY]}) == 1  # which Composer's logger would write once
-    assert max(map(len, found)) == 250
-    assert [step for step, _ in found['loss/train/total']] == list(range(6))
+    folder, _ = trained
+
+    values = server.values(folder.name)
+
+    check_logged(values, recorded(folder))
+    assert len({value for _, value in values[ACCURACY]}) == 1  # which Composer's logger would write once
+    assert max(map(len, values)) == 250
+    assert [step for step, _ in values['loss/train/total']] == list(range(6))
 
 
 def test_files_and_memory_have_every_value(trained):
     folder, memory = trained
-    expected = recorded(folder)
-    check_logged(logged.file_values(folder / 'log_0.txt', folder / 'late_3.txt'), expected, abs=5.1e-5)
-    expected = {key: [point for point in points if point[0] != 3] for key, points in expected.items()}
-    check_logged(logged.memory_values(memory), expected)
+    points_by_key = recorded(folder)
+
+    check_logged(logged.file_values(folder / 'log_0.txt', folder / 'late_3.txt'), points_by_key, abs=5.1e-5)
+
+    # The memory has only what the training logged, which the late evaluation is not part of.
+    of_training = {key: [(step, value) for step, value in points if step != 3] for key, points in points_by_key.items()}
+    check_logged(logged.memory_values(memory), of_training)
 
 
 def test_by_default_loggers_get_accuracies_errors_and_composites(tmp_path):
