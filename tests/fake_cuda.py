@@ -260,27 +260,36 @@ def attend_sequences(
     groups = query.shape[1] // key.shape[1]
     for index in range(len(bounds) - 1):
         queries = query[bounds[index] : bounds[index + 1]].transpose(0, 1)
-        keys, values = (
-            part[key_bounds[index] : key_bounds[index + 1]].transpose(0, 1).repeat_interleave(groups, 0)
-            for part in (key, value)
-        )
-        places = torch.arange(keys.shape[1])
-        behind = places[-queries.shape[1] :, None] - places
-        mask = (behind >= 0) & (behind < window)
-        found = torch._C._nn.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
-        output[bounds[index] : bounds[index + 1]] = found.transpose(0, 1)
+        span = slice(key_bounds[index], key_bounds[index + 1])
+        keys = key[span].transpose(0, 1).repeat_interleave(groups, 0)
+        values = value[span].transpose(0, 1).repeat_interleave(groups, 0)
+
+        positions = torch.arange(keys.shape[1])
+        distance = positions[-queries.shape[1] :, None] - positions
+        mask = (distance >= 0) & (distance < window)
+        attended = torch._C._nn.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+        output[bounds[index] : bounds[index + 1]] = attended.transpose(0, 1)
     return output
 
 
 def flash(q, k, v, bounds, key_bounds, longest, longest_key, dropout, causal, debug, *, scale=None, **windows):
     """aten::_flash_attention_forward with packed sequences."""
-    assert q.dim() == 3 and q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
-    assert q.shape[-1] == k.shape[-1] == v.shape[-1] and causal and not dropout and not debug
+    assert q.dim() == 3
+    assert q.dtype in HALF
+    width = q.shape[-1]
+    assert width == k.shape[-1] == v.shape[-1]
+    assert width % 8 == 0
+    assert width <= 256
+    assert causal
+    assert not dropout
+    assert not debug
+
     left = windows.pop('window_size_left', None)
     assert not windows
     window = sys.maxsize if left is None or left < 0 else left + 1
     output = attend_sequences(q, k, v, bounds, key_bounds, longest, longest_key, scale, window)
-    return (output, *(torch.empty(0) for _ in range(4)))
+    nothing = torch.empty(0)  # in place of what only a backward pass or dropout needs
+    return output, nothing, nothing, nothing, nothing
 
 
 def efficient(
