@@ -49,10 +49,15 @@ def plan_case(
     model: str, case: dict[str, Any], data_root: Path, folder: Path, layout: str = STREAM, **settings: Any
 ) -> PlannedEvaluation:
     """Plan the task of a recorded case over its rows, with the categories that it gives them."""
-    lines, names = (data_root / case['path']).read_text('utf-8').split('\n'), case.get('categories')
-    rows = [json.loads(lines[row]) for row in case['rows']]
-    rows = [{**row, 'category': names[place % len(names)]} for place, row in enumerate(rows)] if names else rows
+    lines = (data_root / case['path']).read_text('utf-8').split('\n')
+    rows = [json.loads(lines[number]) for number in case['rows']]
+    # The recording gave rows categories in turn.
+    categories = case.get('categories')
+    if categories:
+        for index, row in enumerate(rows):
+            row['category'] = categories[index % len(categories)]
     (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
+
     values = {'tasks': [{**case['task'], 'dataset_uri': 'rows.jsonl'}], 'data_root': str(folder), **settings}
     data = load_data(decode_settings(values))
     prepared = prepare_evaluation(data, encoder(model), max_seq_len=case['task']['max_seq_len'])

@@ -41,26 +41,33 @@ def test_tokens_are_those_of_an_evaluation(encoder: Encoder, max_seq_len: int):
     for key, item in prepared.items.items():
         if key.row not in (0, 7):
             continue
-        task, examples = prepared.tasks[key.task], data.examples[key.task]
+        task = prepared.tasks[key.task]
+        examples = data.examples[key.task]
         longest = min(task.max_seq_len or max_seq_len, max_seq_len)
         preparation = Preparation(task=task, examples=examples, encoder=encoder, max_seq_len=longest)
-        found = tokenize(find_item(task, examples, key.row), preparation)
+
+        explained = tokenize(find_item(task, examples, key.row), preparation)
+
         request = item.request
-        assert found.item.prompt_sha256 == item.prompt_sha256
+        assert explained.item.prompt_sha256 == item.prompt_sha256
         if isinstance(request, ScoreRequest):
-            wanted = [np.concatenate(pair) for pair in zip(request.contexts, request.continuations, strict=True)]
-            scored = [len(continuation) for continuation in request.continuations]
+            pairs = zip(request.contexts, request.continuations, strict=True)
+            expected_rows = [np.concatenate(pair) for pair in pairs]
+            nums_scored = [len(continuation) for continuation in request.continuations]
         else:
-            wanted, scored = [request.context], [0]
-        assert [[token.id for token in row] for row in found.rows] == [ids.tolist() for ids in wanted]
-        assert [sum(token.part == 'continuation' for token in row) for row in found.rows] == scored
-        assert any(warning.startswith('shortened') for warning in found.warnings) == request.prompt_shortened
+            expected_rows = [request.context]
+            nums_scored = [0]
+        assert [[token.id for token in row] for row in explained.rows] == [ids.tolist() for ids in expected_rows]
+        assert [sum(token.part == 'continuation' for token in row) for row in explained.rows] == nums_scored
+        assert any(warning.startswith('shortened') for warning in explained.warnings) == request.prompt_shortened
+
+        # The shots come first, and the context begins where they end.
         if not request.prompt_shortened:
-            (before,) = encoder.preambles([found.prompt.preamble]).values()
-            parts = [[token.part for token in row[: len(before)]] for row in found.rows]
-            assert all(set(of_row) <= {'special', 'shots'} for of_row in parts)
-            after = [row[len(before)].part for row in found.rows if len(row) > len(before)]
-            assert set(after) == {'context'}
+            (preamble,) = encoder.preambles([explained.prompt.preamble]).values()
+            parts_of_shots = {token.part for row in explained.rows for token in row[: len(preamble)]}
+            assert parts_of_shots <= {'special', 'shots'}
+            first_parts = {row[len(preamble)].part for row in explained.rows if len(row) > len(preamble)}
+            assert first_parts == {'context'}
         checked += 1
     assert checked == 2 * len(ONE_OF_EACH)
 
@@ -82,16 +89,21 @@ def test_the_prompt_is_shown_with_visible_white_space(gauntlet, write_jsonl, tmp
 
 def test_shots_that_were_drawn_again_are_named(gauntlet, write_jsonl, tmp_path: Path):
     """Of three rows with the same question two are drawn; the only other row takes the place of one of them."""
-    write_jsonl('rows.jsonl', [{'context': context, 'continuation': 'd'} for context in ('a', 'a', 'a', 'b')])
+    rows = [{'context': context, 'continuation': 'd'} for context in ('a', 'a', 'a', 'b')]
+    write_jsonl('rows.jsonl', rows)
     task = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [1], 'icl_task_type': 'language_modeling'}
     (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))
     common = ('explain', 't', '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--row')
-    facts = [gauntlet(*common, row)[1] for row in range(4)]
-    assert all('shots  rows 3' in out for out in facts[:3])
-    assert sum('(instead of ' in out and 'with the same question)' in out for out in facts[:3]) >= 1
-    assert 'instead' not in facts[3]
-    reference = gauntlet(*common, 0, '--semantics', 'reference')[1]
-    assert 'shots  rows ' in reference and 'instead' not in reference
+
+    printed = [gauntlet(*common, row)[1] for row in range(4)]
+    _, by_reference, _ = gauntlet(*common, 0, '--semantics', 'reference')
+
+    *with_same_question, of_other_row = printed
+    assert all('shots  rows 3' in out for out in with_same_question)
+    assert any('(instead of ' in out and 'with the same question)' in out for out in with_same_question)
+    assert 'instead' not in of_other_row
+    assert 'shots  rows ' in by_reference
+    assert 'instead' not in by_reference
 
 
 def test_every_task_of_the_gauntlet_is_explained(gauntlet):

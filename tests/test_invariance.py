@@ -129,23 +129,27 @@ def numbers(evaluation: Evaluation) -> dict[str, float]:
     return {key: value for key, value in evaluation.metrics.items() if not key.startswith('gauntlet/seconds')}
 
 
-def check_same(one: Evaluation, other: Evaluation) -> None:
+def check_same(first: Evaluation, second: Evaluation) -> None:
     """Check that items and scores are equal, and log-probabilities up to rounding."""
-    ours, theirs = items(one), items(other)
-    assert ours.keys() == theirs.keys()
-    for key, result in ours.items():
-        assert (result.score, result.predicted) == (theirs[key].score, theirs[key].predicted)
-        assert result.prompt_sha256 == theirs[key].prompt_sha256
-        np.testing.assert_allclose(result.logprobs, theirs[key].logprobs, **ROUNDING)
-    for key, value in numbers(one).items():
-        assert value == pytest.approx(numbers(other)[key], abs=1e-4), key
+    first_items = items(first)
+    second_items = items(second)
+    assert first_items.keys() == second_items.keys()
+    for key, result in first_items.items():
+        other = second_items[key]
+        assert (result.score, result.predicted) == (other.score, other.predicted)
+        assert result.prompt_sha256 == other.prompt_sha256
+        np.testing.assert_allclose(result.logprobs, other.logprobs, **ROUNDING)
+
+    second_numbers = numbers(second)
+    for key, value in numbers(first).items():
+        assert value == pytest.approx(second_numbers[key], abs=1e-4), key
 
 
 def test_the_model_gives_different_answers(model, planned):
     """Precondition of the tests below."""
     evaluation = run(model, planned())
-    credits = {key: {result.score for result in results} for key, results in evaluation.results.items()}
-    assert credits['choices/2-shot'] == credits['schemas/2-shot'] == {0.0, 1.0}
+    for key in ('choices/2-shot', 'schemas/2-shot'):
+        assert {result.score for result in evaluation.results[key]} == {0.0, 1.0}
     assert all(measure.standard_error for measure in evaluation.composites.averages.values())
 
 
@@ -176,14 +180,21 @@ def test_the_lengths_of_other_rows(planned, kind: str, semantics: str):
     plan = planned(**settings)
     first = run(model, plan)
     assert len({rotary.of(request) > base for request in plan.score_requests}) == (1 if padded_to else 2)
-    for more in ({'tokens_per_batch': 1}, {'tokens_per_batch': 100_000}, *({'layout': one} for one in LAYOUTS[1:])):
-        check_same(first, run(model, planned(**settings, **more)))
+
+    # Other companions in a batch, another layout, another order, fewer items.
+    for tokens_per_batch in (1, 100_000):
+        check_same(first, run(model, planned(**settings, tokens_per_batch=tokens_per_batch)))
+    for layout in LAYOUTS[1:]:
+        check_same(first, run(model, planned(**settings, layout=layout)))
     check_same(first, run(stretched(kind, base, rotary), plan, plan.batches[::-1]))
-    ours, part = items(first), items(run(model, planned(**settings, subset_items=12, tasks=TASKS[::-1])))
-    for key, result in part.items():
+    ours = items(first)
+    part = run(model, planned(**settings, subset_items=12, tasks=TASKS[::-1]))
+    for key, result in items(part).items():
         np.testing.assert_allclose(result.logprobs, ours[key].logprobs, **ROUNDING)
+
+    # Each row by itself, padded as the reference would.
     for request in plan.score_requests[::5]:
-        sequences = [*zip(request.contexts, request.continuations, strict=True)]
+        sequences = list(zip(request.contexts, request.continuations, strict=True))
         length = LONGEST if padded_to else max(len(context) + len(ids) for context, ids in sequences)
         expected = [
             networks.alone(stretched(kind, base, None).model, context, ids, length - len(context) - len(ids))[0].sum()
@@ -212,8 +223,14 @@ def test_a_prompt_that_is_masked_as_a_whole(name: str, loaded: str, tmp_path, ch
     choices = ['yes', 'n', 'm']
     rows = [{'query': question, 'choices': choices, 'gold': 0} for question in questions]
     (tmp_path / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
-    task = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
-    task |= {'continuation_delimiter': '', 'max_seq_len': 50}
+    task = {
+        'label': 't',
+        'dataset_uri': 'rows.jsonl',
+        'num_fewshot': [0],
+        'icl_task_type': 'multiple_choice',
+        'continuation_delimiter': '',
+        'max_seq_len': 50,
+    }
     data = load_data(decode_settings({'tasks': [task], 'data_root': str(tmp_path), 'semantics': 'reference'}))
     prepared = prepare_evaluation(data, Encoder(character_tokenizer), max_seq_len=LONGEST)
     network = networks.network(name, vocab_size=128, attn_implementation=loaded)
@@ -221,6 +238,7 @@ def test_a_prompt_that_is_masked_as_a_whole(name: str, loaded: str, tmp_path, ch
     bare = networks.network(name, vocab_size=128, attn_implementation='eager')
     expected = [logprobs_of_padded_rows(bare, request, 50, hidden) for request in prepared.score_requests]
     assert abs(expected[0] - expected[1]).max() > 0.1
+
     for layout in LAYOUTS:
         for tokens_per_batch in (1, 60, 100_000):
             plan = plan_evaluation(prepared, tokens_per_batch=tokens_per_batch, layout=layout, hidden_token_id=hidden)
@@ -235,10 +253,14 @@ def logprobs_of_padded_rows(network: Any, request: ScoreRequest, length: int, hi
     sums = []
     for context, continuation in zip(request.contexts, request.continuations, strict=True):
         tokens = [*context.tolist(), *continuation.tolist()]
-        ids = torch.tensor([tokens + [hidden] * (length - len(tokens))])
-        logprobs = network(input_ids=ids, attention_mask=(ids != hidden).long()).logits[0].log_softmax(-1)
-        places = range(len(context), len(tokens))
-        sums.append(sum(float(logprobs[place - 1, tokens[place]]) for place in places))
+        padding = [hidden] * (length - len(tokens))
+        ids = torch.tensor([tokens + padding])
+        mask = (ids != hidden).long()
+        logprobs = network(input_ids=ids, attention_mask=mask).logits[0].log_softmax(-1)
+
+        # The logits at a position predict the token after it.
+        positions = range(len(context), len(tokens))
+        sums.append(sum(float(logprobs[position - 1, tokens[position]]) for position in positions))
     return np.array(sums)
 
 
@@ -247,9 +269,14 @@ def logprobs_of_padded_rows(network: Any, request: ScoreRequest, length: int, hi
 def test_the_number_of_ranks(model, planned, num_ranks: int, layout: str):
     """Bitwise, whatever a rank has run before. Mutation: the last unit of batches is not assigned."""
     plan = planned(layout=layout)
-    shares = [batch for share in assign(plan.batches, num_ranks=num_ranks) for batch in share]
-    one, other = run(model, plan), run(model, plan, shares)
-    assert items(one) == items(other) and numbers(one) == numbers(other)
+    shares = assign(plan.batches, num_ranks=num_ranks)
+    batches = [batch for share in shares for batch in share]
+
+    in_order = run(model, plan)
+    by_rank = run(model, plan, batches)
+
+    assert items(in_order) == items(by_rank)
+    assert numbers(in_order) == numbers(by_rank)
 
 
 def test_the_order_of_items(model, planned):
@@ -257,40 +284,53 @@ def test_the_order_of_items(model, planned):
     plan = planned()
     evaluation = run(model, plan)
     outputs = [output for batch in plan.batches for output in model.run(batch)]
+    no_seconds = dict.fromkeys(plan.tasks, 0.0)
     for seed in range(3):
-        order = random.Random(seed).sample(outputs, len(outputs))
-        again = conclude(plan, plan.results(order), dict.fromkeys(plan.tasks, 0.0))
-        assert numbers(again) == numbers(evaluation)
-        shuffled = {key: random.Random(seed).sample(found, len(found)) for key, found in evaluation.results.items()}
-        assert numbers(summarize(plan.data, plan.tasks, shuffled, dict.fromkeys(plan.tasks, 0.0))) == numbers(
-            evaluation
-        )
+        shuffled_outputs = random.Random(seed).sample(outputs, len(outputs))
+        concluded = conclude(plan, plan.results(shuffled_outputs), no_seconds)
+        assert numbers(concluded) == numbers(evaluation)
+
+        shuffled_results = {}
+        for key, results in evaluation.results.items():
+            shuffled_results[key] = random.Random(seed).sample(results, len(results))
+        summarized = summarize(plan.data, plan.tasks, shuffled_results, no_seconds)
+        assert numbers(summarized) == numbers(evaluation)
 
 
 def test_the_order_of_tasks(model, planned):
     """Mutation: shots are drawn from the global generator."""
-    check_same(run(model, planned()), run(model, planned(tasks=TASKS[::-1])))
+    forward = run(model, planned())
+    backward = run(model, planned(tasks=TASKS[::-1]))
     alone = run(model, planned(tasks=TASKS[1:2], gauntlet=None))
-    ours = items(run(model, planned()))
+
+    check_same(forward, backward)
+    all_items = items(forward)
     for key, result in items(alone).items():
-        assert (result.score, result.prompt_sha256) == (ours[key].score, ours[key].prompt_sha256)
+        assert (result.score, result.prompt_sha256) == (all_items[key].score, all_items[key].prompt_sha256)
 
 
 def test_a_subset(model, planned):
     """Its items score as in the full run. Mutation: shots are drawn only from the subset."""
-    full, part = run(model, planned()), run(model, planned(subset_items=12))
-    every = items(full)
+    full = run(model, planned())
+    part = run(model, planned(subset_items=12))
+    again = run(model, planned(subset_items=12, tokens_per_batch=70))
+
     assert {key: len(results) for key, results in part.results.items()} == {
         'choices/2-shot': 12,
         'passages/2-shot': 12,
         'schemas/2-shot': 12,
     }
-    for key, result in items(part).items():
-        assert (result.score, result.prompt_sha256) == (every[key].score, every[key].prompt_sha256)
-        np.testing.assert_allclose(result.logprobs, every[key].logprobs, **ROUNDING)
-    pages, every_page = (
-        {(result.category, result.cluster) for result in run.results['choices/2-shot']} for run in (part, full)
-    )
-    assert len(pages) == min(12, len(every_page))  # as many passages as there can be
-    again = run(model, planned(subset_items=12, tokens_per_batch=70))
     assert items(again).keys() == items(part).keys()
+
+    all_items = items(full)
+    for key, result in items(part).items():
+        assert (result.score, result.prompt_sha256) == (all_items[key].score, all_items[key].prompt_sha256)
+        np.testing.assert_allclose(result.logprobs, all_items[key].logprobs, **ROUNDING)
+
+    # As many passages as there can be.
+    assert len(pages_of(part)) == min(12, len(pages_of(full)))
+
+
+def pages_of(evaluation: Evaluation) -> set[tuple[str | None, str]]:
+    """Return the passages that the choices are about; each category has its own."""
+    return {(result.category, result.cluster) for result in evaluation.results['choices/2-shot']}

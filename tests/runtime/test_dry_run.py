@@ -77,7 +77,7 @@ def measured_and_planned(settings: dict[str, Any], **changes: Any) -> tuple[dict
     return measured, loop.current_plan
 
 
-@pytest.mark.parametrize(
+with_and_without_shared_shots = pytest.mark.parametrize(
     ('fewshot', 'max_seq_len'),
     [
         ('reference', 128),
@@ -85,6 +85,9 @@ def measured_and_planned(settings: dict[str, Any], **changes: Any) -> tuple[dict
         ('reference', 56),  # prompts are shortened
     ],
 )
+
+
+@with_and_without_shared_shots
 def test_tokens_equal_a_count_of_the_plan(settings, fewshot: str, max_seq_len: int):
     """Mutations: a prefix counted in each tree or not at all; prompts counted once per generation."""
     measured, planned = measured_and_planned(settings, fewshot=fewshot, max_seq_len=max_seq_len)
@@ -95,8 +98,9 @@ def test_tokens_equal_a_count_of_the_plan(settings, fewshot: str, max_seq_len: i
     assert sum(expected.values()) < sum(lengths_of_rows), 'nothing is shared'
 
 
-def test_items_and_generated_tokens_are_those_of_the_tasks(settings):
-    measured, planned = measured_and_planned(settings)
+@with_and_without_shared_shots
+def test_items_and_generated_tokens_are_those_of_the_tasks(settings, fewshot: str, max_seq_len: int):
+    measured, planned = measured_and_planned(settings, fewshot=fewshot, max_seq_len=max_seq_len)
 
     assert {name: task.num_items for name, task in measured.items()} == Counter(key.task for key in planned.items)
     assert measured['sums/2-shot'].num_items == 7
@@ -105,19 +109,13 @@ def test_items_and_generated_tokens_are_those_of_the_tasks(settings):
     assert measured['drawn/1-shot'].generation_tokens == 40 * 9
 
 
-@pytest.mark.parametrize(
-    ('max_seq_len', 'are_shortened'),
-    [
-        (128, False),
-        (56, True),
-    ],
-)
-def test_shortened_prompts_are_counted(settings, max_seq_len: int, are_shortened: bool):
-    measured, planned = measured_and_planned(settings, max_seq_len=max_seq_len)
+@with_and_without_shared_shots
+def test_shortened_prompts_are_counted(settings, fewshot: str, max_seq_len: int):
+    measured, planned = measured_and_planned(settings, fewshot=fewshot, max_seq_len=max_seq_len)
 
     shortened = Counter(key.task for key, item in planned.items.items() if item.request.prompt_shortened)
     assert Counter({name: task.num_shortened for name, task in measured.items()}) == shortened
-    assert len(shortened) > 1 if are_shortened else not shortened
+    assert len(shortened) > 1 if max_seq_len == 56 else not shortened
 
 
 def random_states() -> tuple[Any, ...]:
