@@ -47,22 +47,33 @@ def test_a_difference_is_second_minus_first_with_a_paired_error():
     first = [0, 1, 0, 1, 1, 0, 0, 1]
     second = [1, 1, 0, 1, 1, 1, 0, 0]
 
-    found = difference(measure(first), measure(second), 8)
+    comparison = difference(measure(first), measure(second), 8)
 
     # The items change by 1, 0, 0, 0, 0, 1, 0 and -1: a mean of 1/8, and squares that sum to 3.
-    error = math.sqrt((3 - 8 * (1 / 8) ** 2) / 7 / 8)
-    assert found.difference.value == pytest.approx(5 / 8 - 4 / 8, abs=1e-15)
-    assert found.difference.standard_error == pytest.approx(error, abs=1e-15)
-    assert (found.first.value, found.second.value, found.num_items) == (0.5, 0.625, 8)
-    assert found.p_value == pytest.approx(0.59833, abs=1e-5)  # of t = 0.5517 with seven degrees of freedom
-    assert found.p_holm is None
+    sum_of_squares = 3 - 8 * (1 / 8) ** 2
+    error = math.sqrt(sum_of_squares / 7 / 8)
+    assert comparison.difference.value == pytest.approx(5 / 8 - 4 / 8, abs=1e-15)
+    assert comparison.difference.standard_error == pytest.approx(error, abs=1e-15)
+    assert comparison.p_value == pytest.approx(0.59833, abs=1e-5)  # of t = 0.5517 with seven degrees of freedom
+    assert comparison.p_holm is None
 
 
-ITEMS = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 5)),
-    min_size=2,
-    max_size=25,
-).filter(lambda items: len({cluster for _, _, cluster in items}) > 1)
+def test_a_difference_keeps_both_measures_and_the_number_of_items():
+    first = measure([0, 1, 0, 1, 1, 0, 0, 1])
+    second = measure([1, 1, 0, 1, 1, 1, 0, 0])
+
+    comparison = difference(first, second, 8)
+
+    assert comparison.first.value == 0.5
+    assert comparison.second.value == 0.625
+    assert comparison.num_items == 8
+
+
+SCORES = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+# Items of two runs: the first score, the second score, the cluster. There are at least two clusters.
+ITEMS = st.lists(st.tuples(SCORES, SCORES, st.integers(0, 5)), min_size=2, max_size=25).filter(
+    lambda items: len({cluster for _, _, cluster in items}) > 1
+)
 
 
 @given(ITEMS)
@@ -70,21 +81,22 @@ def test_the_error_of_a_difference_is_clustered(items):
     first, second, clusters = zip(*items, strict=True)
     changes = np.array(second) - np.array(first)
 
-    found = difference(measure(first, clusters), measure(second, clusters), len(items))
+    change = difference(measure(first, clusters), measure(second, clusters), len(items)).difference
 
-    assert found.difference.value == pytest.approx(changes.mean(), abs=1e-14)
-    assert found.difference.standard_error == pytest.approx(clustered_error(changes, clusters), abs=1e-14)
+    assert change.value == pytest.approx(changes.mean(), abs=1e-14)
+    assert change.standard_error == pytest.approx(clustered_error(changes, clusters), abs=1e-14)
 
 
 @given(ITEMS)
 def test_runs_in_the_other_order_have_the_opposite_difference(items):
-    first, second, clusters = zip(*items, strict=True)
+    first_scores, second_scores, clusters = zip(*items, strict=True)
+    first, second = measure(first_scores, clusters), measure(second_scores, clusters)
 
-    found = difference(measure(first, clusters), measure(second, clusters), len(items))
-    turned = difference(measure(second, clusters), measure(first, clusters), len(items))
+    forward = difference(first, second, len(items)).difference
+    backward = difference(second, first, len(items)).difference
 
-    assert turned.difference.value == -found.difference.value
-    assert turned.difference.standard_error == pytest.approx(found.difference.standard_error, abs=1e-16)
+    assert backward.value == -forward.value
+    assert backward.standard_error == pytest.approx(forward.standard_error, abs=1e-16)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +112,10 @@ def test_runs_in_the_other_order_have_the_opposite_difference(items):
     ],
 )
 def test_the_p_value_is_two_sided_of_students_t(t: float, freedom: float, expected: float):
-    assert p_value(known(t * 0.03, 0.03, freedom)) == pytest.approx(expected, rel=1e-5)
+    error = 0.03
+    value = t * error
+
+    assert p_value(known(value, error, freedom)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -108,33 +123,39 @@ def test_the_p_value_is_two_sided_of_students_t(t: float, freedom: float, expect
     [
         (ABSENT, measure([0, 1]), ABSENT.reason),
         (measure([0, 1]), ABSENT, ABSENT.reason),
+        # If both are absent, the reason is the first one's.
         (Measure(value=None, reason='did not run'), ABSENT, 'did not run'),
     ],
 )
 def test_a_difference_with_an_absent_measure_has_its_reason(first, second, reason):
-    found = difference(first, second, 9)
+    comparison = difference(first, second, 9)
 
-    assert found.difference == Measure(value=None, reason=reason)
-    assert (found.p_value, found.detectable, found.num_items) == (None, None, 9)
-    assert (found.first, found.second) == (first, second)
+    assert comparison.difference == Measure(value=None, reason=reason)
+    assert comparison.p_value is None
+    assert comparison.detectable is None
+    assert comparison.num_items == 9
+    assert (comparison.first, comparison.second) == (first, second)
 
 
 def test_a_single_item_has_no_error_and_no_p_value():
-    found = difference(measure([0]), measure([1]), 1)
+    comparison = difference(measure([0]), measure([1]), 1)
 
-    assert found.difference == Measure(value=1.0)
-    assert found.difference.standard_error is None
-    assert found.p_value is None
-    assert found.detectable is None
+    assert comparison.difference == Measure(value=1.0)
+    assert comparison.difference.standard_error is None
+    assert comparison.p_value is None
+    assert comparison.detectable is None
 
 
 def test_equal_runs_have_no_difference():
-    values, clusters = [0.1, 0.7, 1 / 3, 0.2, 0.9], [1, 1, 2, 3, 3]
+    values = [0.1, 0.7, 1 / 3, 0.2, 0.9]
+    clusters = [1, 1, 2, 3, 3]
 
-    found = difference(measure(values, clusters), measure(values, clusters), 5)
+    comparison = difference(measure(values, clusters), measure(values, clusters), 5)
 
-    assert (found.difference.value, found.difference.standard_error) == (0, 0)
-    assert (found.p_value, found.detectable) == (1.0, None)
+    assert comparison.difference.value == 0
+    assert comparison.difference.standard_error == 0
+    assert comparison.p_value == 1.0
+    assert comparison.detectable is None
 
 
 @pytest.mark.parametrize(
@@ -150,19 +171,19 @@ def test_equal_runs_have_no_difference():
 )
 def test_equal_differences_of_all_clusters_are_a_sign_test(first, second, clusters, num_clusters):
     """All signs are equal in 2 of 2 ** G cases."""
-    found = difference(measure(first, clusters), measure(second, clusters), len(first))
+    comparison = difference(measure(first, clusters), measure(second, clusters), len(first))
 
-    assert found.difference.standard_error == pytest.approx(0, abs=1e-15)
-    assert found.p_value == 2.0 ** (1 - num_clusters)
-    assert found.detectable is None
+    assert comparison.difference.standard_error == pytest.approx(0, abs=1e-15)
+    assert comparison.p_value == 2.0 ** (1 - num_clusters)
+    assert comparison.detectable is None
 
 
 def test_the_minimum_detectable_effect_has_80_percent_power():
-    found = difference(measure([0, 1, 0, 1, 0]), measure([1, 1, 0, 0, 1]), 5)
+    comparison = difference(measure([0, 1, 0, 1, 0]), measure([1, 1, 0, 0, 1]), 5)
 
     # The quantiles 0.975 and 0.8 of Student's t with four degrees of freedom.
     quantiles = 2.776445 + 0.940965
-    assert found.detectable == pytest.approx(quantiles * found.difference.standard_error, rel=1e-6)
+    assert comparison.detectable == pytest.approx(quantiles * comparison.difference.standard_error, rel=1e-6)
 
 
 # Holm's correction.
@@ -175,7 +196,9 @@ def test_the_minimum_detectable_effect_has_80_percent_power():
         ([None], [None]),
         # 4 are known: 0.005 * 4, 0.01 * 3, 0.03 * 2, and 0.04 * 1, which is below the one before it.
         ([0.01, 0.04, None, 0.03, 0.005], [0.03, 0.06, None, 0.06, 0.02]),
+        # A p-value is at most 1.
         ([None, 0.6, 0.7, None], [None, 1.0, 1.0, None]),
+        # Equal values stay equal.
         ([0.02, 0.02, 0.02], [0.06, 0.06, 0.06]),
     ],
 )
@@ -188,15 +211,17 @@ def test_holm_correction_by_hand(given_values, expected):
 
 @pytest.mark.parametrize('batches', [[0, 10, 20, 30, 40], [5, 6, 100, 5000], [0, 1]])
 def test_the_slope_is_least_squares_with_a_paired_error(batches):
+    # 30 items of 11 clusters, each on a line of its own.
     random = np.random.default_rng(len(batches))
-    center = np.array(batches) - np.mean(batches)
-    scores = random.random(30) + np.outer(center, random.normal(size=30))  # each item on a line of its own
+    centered_batches = np.array(batches) - np.mean(batches)
+    scores = random.random(30) + np.outer(centered_batches, random.normal(size=30))  # [checkpoints, items]
     clusters = random.integers(0, 11, 30).tolist()
 
-    slope = trend(batches, [measure(row, clusters) for row in scores]).slope
+    slope = trend(batches, [measure(scores_of_items, clusters) for scores_of_items in scores]).slope
 
+    slope_of_means = np.polyfit(batches, scores.mean(axis=1), 1)[0]
     slopes_of_items = np.polyfit(batches, scores, 1)[0]
-    assert slope.value == pytest.approx(np.polyfit(batches, scores.mean(axis=1), 1)[0], rel=1e-9)
+    assert slope.value == pytest.approx(slope_of_means, rel=1e-9)
     assert slope.standard_error == pytest.approx(clustered_error(slopes_of_items, clusters), rel=1e-9)
 
 
@@ -251,51 +276,53 @@ def test_resemblance_of_neighbouring_checkpoints_widens_the_error():
     ],
 )
 def test_a_steady_trend_has_no_noise_and_no_ratio(batches, values):
-    found = trend(batches, [Measure(value=value) for value in values])
+    steady = trend(batches, [Measure(value=value) for value in values])
 
-    assert found.noise == pytest.approx(0, abs=1e-15)
-    assert found.signal_to_noise is None
+    assert steady.noise == pytest.approx(0, abs=1e-15)
+    assert steady.signal_to_noise is None
 
 
 def test_the_noise_of_alternating_scores():
     scores = [Measure(value=value) for value in (0.2, 0.4, 0.2, 0.4, 0.2)]
 
-    found = trend([0, 10, 20, 30, 40], scores)
+    level = trend([0, 10, 20, 30, 40], scores)
 
     # Steps 0.2, -0.2, 0.2, -0.2 about 0: a variance of 4 * 0.04 / 3. Of five scores it is 2 * 5 / 4 times theirs.
-    assert found.slope.value == pytest.approx(0, abs=1e-17)
-    assert found.noise == pytest.approx(math.sqrt(0.16 / 3 * 4 / 10), abs=1e-15)
-    assert found.signal_to_noise == pytest.approx(0, abs=1e-14)
+    variance_of_steps = 4 * 0.04 / 3
+    noise = math.sqrt(variance_of_steps * 4 / 10)
+    assert level.slope.value == pytest.approx(0, abs=1e-17)
+    assert level.noise == pytest.approx(noise, abs=1e-15)
+    assert level.signal_to_noise == pytest.approx(0, abs=1e-14)
 
 
 @pytest.mark.parametrize('sign', [1, -1])
 def test_steps_are_per_batch_and_falling_scores_are_signal(sign):
     scores = [Measure(value=0.5 + sign * value) for value in (0.0, 0.3, 0.6)]
 
-    found = trend([0, 10, 30], scores)
+    rising_or_falling = trend([0, 10, 30], scores)
 
     # The line by hand: 9 / (1400 / 3) a batch, over 30 batches.
     slope = 27 / 1400
     # At 0.02 a batch, steps of 0.3 where 0.2 and 0.4 were due stray by 0.1 and -0.1: a variance of 0.02, which of three
     # scores is 2 * 3 / 2 times theirs.
     noise = math.sqrt(0.02 / 3)
-    assert found.slope.value == pytest.approx(sign * slope, abs=1e-15)
-    assert found.noise == pytest.approx(noise, abs=1e-15)
-    assert found.signal_to_noise == pytest.approx(30 * slope / noise, abs=1e-11)
+    assert rising_or_falling.slope.value == pytest.approx(sign * slope, abs=1e-15)
+    assert rising_or_falling.noise == pytest.approx(noise, abs=1e-15)
+    assert rising_or_falling.signal_to_noise == pytest.approx(30 * slope / noise, abs=1e-11)
 
 
 def test_a_trend_with_an_absent_score_is_absent():
-    found = trend([0, 10, 20], [measure([0, 1]), ABSENT, Measure(value=None, reason='another')])
+    absent = trend([0, 10, 20], [measure([0, 1]), ABSENT, Measure(value=None, reason='another')])
 
-    assert found.slope == ABSENT
-    assert found.noise is None
-    assert found.signal_to_noise is None
+    assert absent.slope == ABSENT
+    assert absent.noise is None
+    assert absent.signal_to_noise is None
 
 
 def test_a_trend_of_two_scores_without_errors_has_a_slope_alone():
-    found = trend([100, 300], [measure([0, 1]), Measure(value=0.75)])
+    without_errors = trend([100, 300], [measure([0, 1]), Measure(value=0.75)])
 
-    assert found.slope.value == pytest.approx(0.25 / 200, abs=1e-18)
-    assert found.slope.standard_error is None
-    assert found.noise is None
-    assert found.signal_to_noise is None
+    assert without_errors.slope.value == pytest.approx(0.25 / 200, abs=1e-18)
+    assert without_errors.slope.standard_error is None
+    assert without_errors.noise is None
+    assert without_errors.signal_to_noise is None

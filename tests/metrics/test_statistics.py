@@ -453,9 +453,12 @@ def test_a_category_of_one_item_borrows_its_error_from_the_others():
 
     score = task_score('a/0-shot', [accuracy(METRIC)], results)
 
-    assert score.categories['law'].accuracy.standard_error == pytest.approx(0.5)
-    assert score.accuracy.value == pytest.approx(0.75)
-    assert score.accuracy.standard_error == pytest.approx(math.hypot(0.5, 0.5) / 2)  # physics is 0.5 above law
+    # The mean of law is 0.5, its error 0.5. Physics has one item, whose distance from law's mean is its error.
+    error_of_law = 0.5
+    error_of_physics = 1.0 - 0.5
+    assert score.categories['law'].accuracy.standard_error == pytest.approx(error_of_law)
+    assert score.accuracy.value == pytest.approx((0.5 + 1.0) / 2)
+    assert score.accuracy.standard_error == pytest.approx(math.hypot(error_of_law, error_of_physics) / 2)
     assert [stratum.is_borrowed for stratum in score.accuracy.spread.strata] == [False, True]
 
 
