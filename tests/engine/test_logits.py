@@ -77,35 +77,48 @@ def test_chunks_of_any_size_give_the_same_values_whatever_the_offset_of_logits(s
     Mutations: `num_taken` not advanced; `side='right'` in the search for a chunk's reads; the offset added to the
     logarithm of the sum, then subtracted.
     """
-    logits, reads, targets, logprobs = random_case(offset)
-    found = LogitReader(reads, targets, CPU)
-    for part in logits[found.places].split(size):
-        found.take(part)
-    np.testing.assert_allclose(found.scores()[0], logprobs, rtol=0, atol=5e-6)
-    assert found.scores()[1].tolist() == (logits.argmax(dim=1).numpy()[reads] == targets).tolist()
+    logits, reads, targets, exact_logprobs = random_case(offset)
+    most_probable = logits.argmax(dim=1).numpy()
+
+    logit_reader = LogitReader(reads, targets, CPU)
+    for chunk in logits[logit_reader.places].split(size):
+        logit_reader.take(chunk)
+    logprobs, is_argmax, _ = logit_reader.scores()
+
+    np.testing.assert_allclose(logprobs, exact_logprobs, rtol=0, atol=5e-6)
+    assert is_argmax.tolist() == (most_probable[reads] == targets).tolist()
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
-def test_the_logits_of_a_model_are_not_modified(monkeypatch, dtype: torch.dtype):
+@pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float32, 1e-5), (torch.float16, 0.05)])
+def test_the_logits_of_a_model_are_not_modified(monkeypatch, dtype: torch.dtype, tolerance: float):
     """A model may return its own tensor. Mutation: `logits` for `logits[places]` in `take_all`."""
     monkeypatch.setattr(reducing, 'CHUNK', 7)
-    logits, reads, targets, logprobs = random_case()
+    logits, reads, targets, exact_logprobs = random_case()
     logits = logits.to(dtype)
     before = logits.clone()
-    found = LogitReader(reads, targets, CPU)
-    found.take_all(logits)
+
+    logit_reader = LogitReader(reads, targets, CPU)
+    logit_reader.take_all(logits)
+
     assert torch.equal(logits, before)
-    np.testing.assert_allclose(found.scores()[0], logprobs, atol=1e-5 if dtype == torch.float32 else 0.05)
+    np.testing.assert_allclose(logit_reader.scores()[0], exact_logprobs, atol=tolerance)
 
 
-def test_huge_logits_do_not_overflow_and_missing_positions_are_an_error():
-    found = reader([0, 0], [0, 1])
-    found.take(torch.tensor([[1e30, 0.0, 1e30]]))
-    assert found.scores()[0].tolist() == pytest.approx([-math.log(2), -1e30])
-    found = reader([0, 3], [1, 1])
-    found.take(torch.zeros(1, 4))
+def test_huge_logits_do_not_overflow():
+    logit_reader = reader([0, 0], [0, 1])
+
+    logit_reader.take(torch.tensor([[1e30, 0.0, 1e30]]))
+
+    logprobs, _, _ = logit_reader.scores()
+    assert logprobs.tolist() == pytest.approx([-math.log(2), -1e30])
+
+
+def test_missing_positions_are_an_error():
+    logit_reader = reader([0, 3], [1, 1])
+    logit_reader.take(torch.zeros(1, 4))
+
     with pytest.raises(RuntimeError, match='logits of 1 positions were made, 2 are read'):
-        found.scores()
+        logit_reader.scores()
 
 
 @pytest.mark.parametrize('size', [3, 512])
@@ -116,19 +129,22 @@ def test_the_output_layer_computes_only_the_positions_read(monkeypatch, size: in
     layer = torch.nn.Linear(8, 30)
     hidden = torch.randn(2, 25, 8)
     _, reads, targets, _ = random_case()
-    exact = torch.nn.functional.linear(hidden.double(), layer.weight.double(), layer.bias.double())
-    logprobs = exact.reshape(50, 30).log_softmax(-1)[reads, targets]
-    made = []
-    found = LogitReader(reads, targets, CPU)
+    exact_logits = torch.nn.functional.linear(hidden.double(), layer.weight.double(), layer.bias.double())
+    exact_logprobs = exact_logits.reshape(50, 30).log_softmax(-1)[reads, targets].detach().numpy()
+    logit_reader = LogitReader(reads, targets, CPU)
+    sizes_of_chunks = []
 
-    def seen(logits: torch.Tensor) -> torch.Tensor:
-        made.append(len(logits))
+    def record_size(logits: torch.Tensor) -> torch.Tensor:
+        sizes_of_chunks.append(len(logits))
         return logits
 
-    with torch.no_grad(), reading(layer, found, seen):
-        assert layer(hidden).numel() == 1
-    np.testing.assert_allclose(found.scores()[0], logprobs.detach().numpy(), atol=1e-5)
-    assert sum(made) == len(set(reads.tolist())) and max(made) <= size
+    with torch.no_grad(), reading(layer, logit_reader, record_size):
+        output = layer(hidden)
+
+    assert output.numel() == 1
+    np.testing.assert_allclose(logit_reader.scores()[0], exact_logprobs, atol=1e-5)
+    assert sum(sizes_of_chunks) == len(set(reads.tolist()))
+    assert max(sizes_of_chunks) <= size
 
 
 class ScaledAndShifted(LlamaForCausalLM):
@@ -178,12 +194,16 @@ def of_class(model: type[LlamaForCausalLM]):
 
 
 def check_all_layouts(model, *, learns: bool) -> CausalLanguageModel:
+    """Return the language model after its first batch; check what it learned, and its scores in every layout."""
     language_model = CausalLanguageModel(model, device=CPU)
     requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix(4)]
-    (batch, *_) = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=PADDED_ROWS)
-    largest, rounding = language_model.learn(batch.requests)
-    rows = lay_out_rows(batch.requests).tokens
-    assert largest == pytest.approx(max(networks.logits_of(model, row).abs().max().item() for row in rows), rel=1e-4)
+    first_batch = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=PADDED_ROWS)[0]
+
+    largest, rounding = language_model.learn(first_batch.requests)
+
+    rows = lay_out_rows(first_batch.requests).tokens
+    largest_of_rows = [networks.logits_of(model, row).abs().max().item() for row in rows]
+    assert largest == pytest.approx(max(largest_of_rows), rel=1e-4)
     assert rounding == 0
     assert (language_model.tail is not None) == learns
     for layout in LAYOUTS:
@@ -203,8 +223,10 @@ def check_all_layouts(model, *, learns: bool) -> CausalLanguageModel:
 )
 def test_scales_and_caps_after_the_output_layer_are_learned(name: str, tail):
     """Mutation: always use `unchanged`."""
-    language_model = check_all_layouts(networks.network(name), learns=True)
     logits = torch.linspace(-5, 5, 50)
+
+    language_model = check_all_layouts(networks.network(name), learns=True)
+
     torch.testing.assert_close(language_model.tail(logits), tail(logits))
 
 
@@ -213,17 +235,25 @@ def test_a_cap_is_learned_from_logits_too_small_to_show_it():
     model = networks.network('gemma2', final_logit_softcapping=30.0, initializer_range=0.003)
     (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
     language_model = CausalLanguageModel(model, device=CPU)
+
     language_model.learn(batch.requests)
     with torch.no_grad():
         model.lm_head.weight.mul_(1000)
+
     networks.check_against_bare_forwards(model, batch.requests, networks.run(language_model, [batch]))
 
 
 @pytest.mark.parametrize('model', [ScaledAndShifted, ByEmbedding, CutLogits])
 def test_unknown_changes_of_logits_are_left_to_the_model(model):
-    """Mutations: the last known function if none fits; any module that `get_output_embeddings` returns."""
+    """Mutation: the last known function if none fits."""
+    check_all_layouts(of_class(model), learns=False)
+
+
+@pytest.mark.parametrize('model', [ScaledAndShifted, ByEmbedding, CutLogits])
+def test_the_output_layer_is_that_of_the_model_or_none(model):
+    """The embedding that `ByEmbedding` returns is none. Mutation: any module that `get_output_embeddings` returns."""
     network = of_class(model)
-    check_all_layouts(network, learns=False)
+
     assert output_layer(network) is network.lm_head
 
 
@@ -231,31 +261,39 @@ def test_logits_of_another_precision_are_left_to_the_model():
     """Under autocast the layer returns bfloat16, and a parameter added to it makes float32."""
     network = of_class(ScaledAndShifted)
     language_model = CausalLanguageModel(network, device=CPU)
-    (batch,) = plan([networks.request(0, [5, 6, 7], [[8, 9]])], tokens_per_batch=99, layout=PADDED_ROWS)
+    request = networks.request(0, [5, 6, 7], [[8, 9]])
+    (batch,) = plan([request], tokens_per_batch=99, layout=PADDED_ROWS)
+
     with torch.autocast('cpu', torch.bfloat16):
         language_model.learn(batch.requests)
-        assert language_model.tail is None
         (output,) = language_model.run(batch)
-        logprobs, _ = networks.alone(network, batch.requests[0].contexts[0], batch.requests[0].continuations[0])
-    np.testing.assert_allclose(output.logprobs[0], logprobs, atol=1e-5)
+        expected, _ = networks.alone(network, request.contexts[0], request.continuations[0])
+
+    assert language_model.tail is None
+    np.testing.assert_allclose(output.logprobs[0], expected, atol=1e-5)
 
 
 # Sampling.
 
 NUM_TOKENS = 50
 GRID = 4000
+WITH_BOTH_LIMITS = Sampling(temperature=0.8, top_k=9, top_p=0.8)
 SETTINGS = [
+    # Temperature alone.
     Sampling(temperature=1.0),
     Sampling(temperature=0.3),
     Sampling(temperature=7.0),
+    # The most probable tokens by number: some, one, all, more than all.
     Sampling(temperature=1.0, top_k=5),
     Sampling(temperature=0.7, top_k=1),
     Sampling(temperature=1.5, top_k=NUM_TOKENS),
     Sampling(temperature=1.5, top_k=1000),
+    # The most probable tokens by probability; 0 leaves one.
     Sampling(temperature=1.0, top_p=0.9),
     Sampling(temperature=2.0, top_p=0.5),
     Sampling(temperature=1.0, top_p=0.0),
-    Sampling(temperature=0.8, top_k=9, top_p=0.8),
+    # By both.
+    WITH_BOTH_LIMITS,
     Sampling(temperature=3.0, top_k=20, top_p=0.3),
 ]
 
@@ -290,9 +328,11 @@ def test_tokens_are_drawn_with_their_probabilities(sampling: Sampling):
     """
     for logits in random_logits(3):
         expected = probabilities(logits[None], sampling)[0]
-        found = shares(logits[None], sampling)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1.001 / GRID)
-        assert (found[expected == 0] == 0).all()
+
+        drawn = shares(logits[None], sampling)
+
+        np.testing.assert_allclose(drawn, expected, rtol=0, atol=1.001 / GRID)
+        assert (drawn[expected == 0] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -329,15 +369,17 @@ def test_without_limits_tokens_have_their_shares_in_the_order_of_the_vocabulary(
     assert draw_tokens(logits, Sampling(temperature=1.0), [draw]).tolist() == [token]
 
 
-def test_extreme_draws_pick_possible_tokens():
+@pytest.mark.parametrize('draw', [0.0, 2**-53, 1 - 2**-53])
+@pytest.mark.parametrize('sampling', SETTINGS, ids=str)
+def test_extreme_draws_pick_possible_tokens(sampling: Sampling, draw: float):
     """Tokens of probability 0 are first, last and in between. Mutation: `right=False`: the first token for 0."""
     logits = random_logits(20)
     logits[:, [0, 1, 7, NUM_TOKENS - 2, NUM_TOKENS - 1]] = -torch.inf
-    for sampling in SETTINGS:
-        expected = probabilities(logits, sampling)
-        for draw in (0.0, 2**-53, 1 - 2**-53):
-            tokens = draw_tokens(logits, sampling, [draw] * len(logits)).tolist()
-            assert (expected[np.arange(len(logits)), tokens] > 0).all(), sampling
+
+    tokens = draw_tokens(logits, sampling, [draw] * len(logits)).tolist()
+
+    probabilities_of_drawn = probabilities(logits, sampling)[np.arange(len(logits)), tokens]
+    assert (probabilities_of_drawn > 0).all()
 
 
 def test_top_k_keeps_exactly_k_tokens_with_ties():
@@ -347,23 +389,37 @@ def test_top_k_keeps_exactly_k_tokens_with_ties():
     drawn = shares(logits, Sampling(temperature=1.0, top_k=3))
 
     total = np.exp(3) + 2 * np.exp(2)
-    top, tied = np.exp(3) / total, np.exp(2) / total
+    top = np.exp(3) / total
+    tied = np.exp(2) / total
     assert (drawn > 0).sum() == 3
     np.testing.assert_allclose(np.sort(drawn)[-3:], [tied, tied, top], atol=1.001 / GRID)
 
 
-@pytest.mark.parametrize(('top_p', 'kept'), [(0.74, [1, 1, 4, 0, 0]), (0.76, [1, 1, 4, 1, 0])])
-def test_top_p_keeps_the_first_of_equal_tokens(top_p: float, kept: list[int]):
-    """1/8 four times and 1/2: the half and the first two equal ones make up 0.75; 0.76 needs three."""
-    found = shares(torch.tensor([[1.0, 1.0, 4.0, 1.0, 1.0]]).log(), Sampling(temperature=1.0, top_p=top_p))
-    np.testing.assert_allclose(found, np.array(kept) / sum(kept), atol=1.001 / GRID)
+@pytest.mark.parametrize(
+    ('top_p', 'weights'),
+    [
+        # The half and the first two equal ones make up 0.75.
+        (0.74, [1, 1, 4, 0, 0]),
+        (0.76, [1, 1, 4, 1, 0]),
+    ],
+)
+def test_top_p_keeps_the_first_of_equal_tokens(top_p: float, weights: list[int]):
+    """Of probabilities of 1/8, four times, and 1/2."""
+    logits = torch.tensor([[1.0, 1.0, 4.0, 1.0, 1.0]]).log()
+
+    drawn = shares(logits, Sampling(temperature=1.0, top_p=top_p))
+
+    np.testing.assert_allclose(drawn, np.array(weights) / sum(weights), atol=1.001 / GRID)
 
 
 def test_greedy_picks_the_first_of_equal_tokens():
     """At temperature 0 with any other settings."""
     logits = torch.tensor([[1.0, 5.0, 5.0], [7.0, 7.0, 7.0], [0.0, 1.0, 2.0]])
     samplings = [Sampling(), Sampling(top_k=2), Sampling(top_p=0.1)]
-    assert next_tokens(logits, samplings, [None, None, None]) == [1, 0, 2]
+
+    tokens = next_tokens(logits, samplings, [None, None, None])
+
+    assert tokens == [1, 0, 2]
 
 
 def test_rows_are_sampled_independently():
@@ -371,6 +427,8 @@ def test_rows_are_sampled_independently():
     samplings = [Sampling(), *SETTINGS] * 4
     logits = random_logits(len(samplings))
     all_draws = np.linspace(0, 0.99, 52)
+    assert len(samplings) == len(all_draws)
+    # Greedy rows have no draw.
     draws = [None if sampling.temperature == 0 else all_draws[row] for row, sampling in enumerate(samplings)]
 
     together = next_tokens(logits, samplings, draws)
@@ -378,16 +436,20 @@ def test_rows_are_sampled_independently():
     alone = []
     for row, sampling in enumerate(samplings):
         alone += next_tokens(logits[row : row + 1], [sampling], [draws[row]])
-    assert len(samplings) == len(all_draws)
     assert together == alone
     assert len(set(alone)) > 10
 
 
 def test_non_finite_logits_do_not_affect_other_rows():
     """Mutation: no `minimum`."""
+    samplings = [WITH_BOTH_LIMITS] * 3
+    draws = [0.3, 0.4, 0.5]
     logits = random_logits(3)
-    expected = next_tokens(logits, [SETTINGS[10]] * 3, [0.3, 0.4, 0.5])
+    of_finite_rows = next_tokens(logits, samplings, draws)
     logits[1] = torch.nan
-    found = next_tokens(logits, [SETTINGS[10]] * 3, [0.3, 0.4, 0.5])
-    assert (found[0], found[2]) == (expected[0], expected[2])
-    assert 0 <= found[1] < NUM_TOKENS
+
+    tokens = next_tokens(logits, samplings, draws)
+
+    assert tokens[0] == of_finite_rows[0]
+    assert tokens[2] == of_finite_rows[2]
+    assert 0 <= tokens[1] < NUM_TOKENS
