@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
 import networks
@@ -21,6 +23,7 @@ LONGEST = 60
 
 
 def probed(model, longest: int = LONGEST) -> tuple[probing.Probe, CausalLanguageModel]:
+    """Return the result of the probe and the language model that it prepared."""
     language_model = CausalLanguageModel(model, device=CPU)
     return probe(language_model, vocabulary=networks.VOCABULARY, longest=longest), language_model
 
@@ -36,14 +39,19 @@ def test_every_family_runs_in_its_fastest_correct_layout(name: str, loaded: str,
     `repeat_interleave`; no `check_attention`, or one that measures against the loaded attention.
     """
     model = networks.network(name, attn_implementation=loaded)
-    found, language_model = probed(model)
-    assert found.layout == LAYOUT_OF[name], found.reason
-    differs = loaded == 'sdpa' and name in ('gemma2', 'falcon, alibi')
-    assert bool(language_model.eager) == differs
-    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith('attention:')]
-    assert len(lines) == differs and all('sdpa' in line and 'eager' in line for line in lines)
+    differs_from_eager = loaded == 'sdpa' and name in ('gemma2', 'falcon, alibi')
     requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix()]
-    for layout in {found.layout, PADDED_ROWS}:
+
+    probe_result, language_model = probed(model)
+
+    assert probe_result.layout == LAYOUT_OF[name], probe_result.reason
+
+    assert bool(language_model.eager) == differs_from_eager
+    warnings = [message for message in caplog.messages if message.startswith('attention:')]
+    assert len(warnings) == differs_from_eager
+    assert all('sdpa' in warning and 'eager' in warning for warning in warnings)
+
+    for layout in {probe_result.layout, PADDED_ROWS}:
         batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=layout)
         assert any(batch.prefix is not None for batch in batches) == (layout == STREAM)
         outputs = networks.run(language_model, batches)
@@ -69,28 +77,33 @@ def test_training_continues_with_the_loaded_attention(name: str):
     model = networks.network(name, attn_implementation='sdpa').train()
     ids = torch.tensor([[3, 14, 15, 9, 26, 5, 35, 8, 9]])
 
-    def step() -> tuple[torch.Tensor, ...]:
+    def loss_and_gradients() -> tuple[torch.Tensor | None, ...]:
         torch.manual_seed(5)
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         return loss, *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
 
-    attention, state, before = model.config._attn_implementation, state_of(model), step()
+    attention_before = model.config._attn_implementation
+    state_before = state_of(model)
+    step_before = loss_and_gradients()
+
     model.eval()
     _, language_model = probed(model)
     probing.use_eager_attention(language_model, 'whatever the probe found')
     assert language_model.eager
     for layout in LAYOUTS:
-        (batch, *_) = plan(networks.mixed_requests(), tokens_per_batch=2000, layout=layout)
+        batch = plan(networks.mixed_requests(), tokens_per_batch=2000, layout=layout)[0]
         language_model.run(batch)
-        handle = model.get_output_embeddings().register_forward_pre_hook(lambda *_: 1 / 0)
+        failure = model.get_output_embeddings().register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             language_model.run(batch)
-        handle.remove()
+        failure.remove()
     model.train()
-    assert model.config._attn_implementation == attention == 'sdpa'
-    assert state_of(model) == state
-    for one, other in zip(before, step(), strict=True):
-        assert (one is None and other is None) or torch.equal(one, other)
+
+    assert model.config._attn_implementation == attention_before == 'sdpa'
+    assert state_of(model) == state_before
+    for before, after in zip(step_before, loss_and_gradients(), strict=True):
+        # The gradient of an unused parameter is None.
+        assert (before is None and after is None) or torch.equal(before, after)
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
@@ -98,14 +111,24 @@ def test_training_continues_with_the_loaded_attention(name: str):
 def test_half_precision_rounding_is_not_another_attention(name: str, dtype: torch.dtype):
     """Mutation: use the largest difference, which fails if rounding sends a token to other experts."""
     _, language_model = probed(networks.network(name, attn_implementation='sdpa').to(dtype))
+
     assert bool(language_model.eager) == (name in ('gemma2', 'falcon, alibi'))
 
 
-@pytest.mark.parametrize('trained', [True, False])
-def test_a_cap_counts_before_it_has_an_effect(trained: bool):
-    """With weights so small that no score comes near the cap. Mutation: compare only."""
-    model = networks.network('gemma2', attn_implementation='sdpa', initializer_range=0.3 if trained else 0.003)
-    assert probed(model)[1].eager
+@pytest.mark.parametrize(
+    'scale_of_weights',
+    [
+        0.3,  # as of a trained model
+        0.003,  # no score comes near the cap
+    ],
+)
+def test_a_cap_counts_before_it_has_an_effect(scale_of_weights: float):
+    """Mutation: compare only."""
+    model = networks.network('gemma2', attn_implementation='sdpa', initializer_range=scale_of_weights)
+
+    _, language_model = probed(model)
+
+    assert language_model.eager
 
 
 class ReadsInForward(FalconAttention):
@@ -157,64 +180,84 @@ def test_layers_that_select_their_attention_at_each_call_are_switched(
     attention: type[FalconAttention], loaded: str, caplog
 ):
     """Loaded as sdpa they were scored 0.6 nats off. Mutation: switch by class and flag alone."""
-    found, language_model = probed(falcon_with(attention, loaded))
-    assert found.layout == STREAM, found.reason
+    requests = networks.mixed_requests()
+
+    probe_result, language_model = probed(falcon_with(attention, loaded))
+
+    assert probe_result.layout == STREAM, probe_result.reason
     assert bool(language_model.eager) == (loaded == 'sdpa')
     assert len(caplog.messages) == (loaded == 'sdpa')
-    requests = networks.mixed_requests()
     for layout in LAYOUTS:
         outputs = networks.run(language_model, plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=layout))
         networks.check_against_bare_forwards(eager('falcon, alibi'), requests, outputs)
 
 
-@pytest.mark.parametrize(('loaded', 'is_told'), [('sdpa', True), ('eager', False)])
-def test_attention_that_cannot_be_switched_is_told_once(loaded: str, is_told: bool, caplog):
+def test_attention_that_cannot_be_switched_is_told_once(caplog):
     """It is run as loaded. Mutation: return without a word, or at every probe."""
-    _, language_model = probed(falcon_with(IsFixed, loaded))
+    _, language_model = probed(falcon_with(IsFixed, 'sdpa'))
     probe(language_model, vocabulary=networks.VOCABULARY, longest=LONGEST)
+
     assert not language_model.eager
-    assert [all(word in line for word in ('sdpa', "attn_implementation='eager'")) for line in caplog.messages] == (
-        [True] if is_told else []
-    )
+    (message,) = caplog.messages
+    assert 'sdpa' in message
+    assert "attn_implementation='eager'" in message
+
+
+def test_eager_attention_that_cannot_be_switched_is_not_told(caplog):
+    _, language_model = probed(falcon_with(IsFixed, 'eager'))
+    probe(language_model, vocabulary=networks.VOCABULARY, longest=LONGEST)
+
+    assert not language_model.eager
+    assert caplog.messages == []
 
 
 def test_long_rows_are_shortened_for_eager_attention(monkeypatch):
     """Four heads: rows of 50 tokens make 10,000 scores per layer. Mutation: use `longest`."""
     monkeypatch.setattr(probing, 'MAX_EAGER_SCORES', 10_000)
-    model, widths = networks.network('llama', attn_implementation='sdpa'), []
-    model.register_forward_pre_hook(
-        lambda _, args, kwargs: widths.append((model.config._attn_implementation, kwargs['input_ids'].shape[1])),
-        with_kwargs=True,
-    )
+    model = networks.network('llama', attn_implementation='sdpa')
+    widths: dict[str, list[int]] = defaultdict(list)  # of rows, by attention
+
+    def record_width(_, args, kwargs) -> None:
+        widths[model.config._attn_implementation].append(kwargs['input_ids'].shape[1])
+
+    model.register_forward_pre_hook(record_width, with_kwargs=True)
+
     probed(model, longest=200)
-    in_padded_rows = {how: max(width for own, width in widths if own == how) for how in ('eager', 'sdpa')}
-    assert in_padded_rows['eager'] <= 53 < 200 <= in_padded_rows['sdpa']
+
+    assert max(widths['eager']) <= 53
+    assert max(widths['sdpa']) >= 200
 
 
 def test_a_window_by_stream_position_is_rejected(monkeypatch):
     """The probe's rows are long enough and its branches far enough apart. Mutation: the wrong window made here."""
     from llmfoundry_gauntlet.engine.tree_attention import TreeLayout
 
-    right = TreeLayout._mask
+    mask_by_depth = TreeLayout._mask
 
-    def by_position(self, span, window):
-        depths, self.depths = self.depths, torch.arange(len(self.depths))
+    def mask_by_position(self, span, window):
+        depths = self.depths
+        self.depths = torch.arange(len(depths))
         try:
-            return right(self, span, window)
+            return mask_by_depth(self, span, window)
         finally:
             self.depths = depths
 
-    monkeypatch.setattr(TreeLayout, '_mask', by_position)
-    found, _ = probed(networks.network('mistral, windows'))
-    assert found.layout != STREAM
-    assert 'token stream' in found.reason and 'nats off' in found.reason
+    monkeypatch.setattr(TreeLayout, '_mask', mask_by_position)
+
+    probe_result, _ = probed(networks.network('mistral, windows'))
+
+    assert probe_result.layout != STREAM
+    assert 'token stream' in probe_result.reason
+    assert 'nats off' in probe_result.reason
 
 
 @pytest.mark.parametrize(
     ('part', 'value', 'reason'),
     [
-        ('self_attn.o_proj', 0.0, 'too little to tell'),  # it ignores its context and would agree in any layout
-        ('mlp.up_proj', torch.nan, "probe: the model's numbers are not finite"),  # comparisons with NaN are false
+        # It ignores its context and would agree in any layout.
+        ('self_attn.o_proj', 0.0, 'too little to tell'),
+        # Comparisons with NaN are false.
+        ('mlp.up_proj', torch.nan, "probe: the model's numbers are not finite"),
     ],
 )
 def test_a_model_that_cannot_be_compared_runs_padded_rows(part: str, value: float, reason: str):
@@ -222,56 +265,81 @@ def test_a_model_that_cannot_be_compared_runs_padded_rows(part: str, value: floa
     model = networks.network()
     for layer in model.model.layers:
         torch.nn.init.constant_(layer.get_submodule(part).weight, value)
-    found, _ = probed(model)
-    assert found.layout == PADDED_ROWS and reason in found.reason
+
+    probe_result, _ = probed(model)
+
+    assert probe_result.layout == PADDED_ROWS
+    assert reason in probe_result.reason
 
 
-@pytest.mark.parametrize(
-    'breaks', [lambda positions: positions[0, 0] > 0, lambda positions: positions.max() > 50], ids=['prefix', 'long']
-)
-def test_a_layout_that_gives_nan_is_not_used(breaks):
+def is_after_a_prefix(positions: torch.Tensor) -> bool:
+    return positions[0, 0].item() > 0
+
+
+def has_a_long_row(positions: torch.Tensor) -> bool:
+    return positions.max().item() > 50
+
+
+@pytest.mark.parametrize('is_spoiled', [is_after_a_prefix, has_a_long_row])
+def test_a_layout_that_gives_nan_is_not_used(is_spoiled: Callable[[torch.Tensor], bool]):
     """After a cached prefix, or only in long rows. Mutation: Python's `max`, which ignores NaN."""
     model = networks.network()
 
     def spoil(_, args, kwargs, outputs):
-        if kwargs.get('position_ids') is not None and breaks(kwargs['position_ids']):
+        positions = kwargs.get('position_ids')
+        if positions is not None and is_spoiled(positions):
             outputs.last_hidden_state.fill_(torch.nan)
 
     model.model.register_forward_hook(spoil, with_kwargs=True)
-    found, _ = probed(model)
-    assert found.layout != STREAM, found.reason
+
+    probe_result, _ = probed(model)
+
+    assert probe_result.layout != STREAM, probe_result.reason
 
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize('name', ['llama', 'bloom'])
 def test_half_precision_is_compared_within_its_own_rounding(name: str, dtype: torch.dtype):
     """Fails with the tolerance of float32."""
-    assert probed(networks.network(name).to(dtype))[0].layout == STREAM
+    probe_result, _ = probed(networks.network(name).to(dtype))
+
+    assert probe_result.layout == STREAM
 
 
-def one_late(stream):
+def deep_network(seed: int):
+    """Return 24 layers in bf16 with eager attention, whose rounding the stream does not share."""
+    sizes = {'num_hidden_layers': 24, 'hidden_size': 64, 'intermediate_size': 128, 'initializer_range': 0.15}
+    return networks.network('llama', seed=seed, attn_implementation='eager', **sizes).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize('seed', [0, 1])
+def test_rounding_in_many_layers_is_not_another_layout(seed: int):
+    """Mutation: a tolerance of two roundings of the largest logit."""
+    probe_result, _ = probed(deep_network(seed))
+
+    assert probe_result.layout == STREAM, probe_result.reason
+    assert 'too little' not in probe_result.reason
+
+
+def one_position_late(stream):
     return replace(stream, depths=stream.depths + (stream.depths > 5))
 
 
-def leaking(stream):
+def seen_by_all_later_tokens(stream):
     return replace(stream, ends=np.full_like(stream.ends, len(stream.ends)))
 
 
-@pytest.mark.parametrize('wrong', [None, one_late, leaking])
+@pytest.mark.parametrize('fault', [one_position_late, seen_by_all_later_tokens])
 @pytest.mark.parametrize('seed', [0, 1])
-def test_rounding_in_many_layers_is_not_another_layout(monkeypatch, seed: int, wrong):
-    """24 layers in bf16 with eager attention, whose rounding the stream does not share; wrong positions or masks show.
+def test_wrong_positions_and_masks_are_more_than_rounding_in_many_layers(monkeypatch, seed: int, fault):
+    """Mutation: embeddings nudged by ten roundings."""
+    lay_out = running.lay_out_stream
+    monkeypatch.setattr(running, 'lay_out_stream', lambda *arguments: fault(lay_out(*arguments)))
 
-    Mutations: a tolerance of two roundings of the largest logit; embeddings nudged by ten roundings.
-    """
-    sizes = {'num_hidden_layers': 24, 'hidden_size': 64, 'intermediate_size': 128, 'initializer_range': 0.15}
-    model = networks.network('llama', seed=seed, attn_implementation='eager', **sizes).to(torch.bfloat16)
-    if wrong is not None:
-        lay_out = running.lay_out_stream
-        monkeypatch.setattr(running, 'lay_out_stream', lambda *args: wrong(lay_out(*args)))
-    found, _ = probed(model)
-    assert (found.layout == STREAM) == (wrong is None), found.reason
-    assert 'too little' not in found.reason
+    probe_result, _ = probed(deep_network(seed))
+
+    assert probe_result.layout != STREAM
+    assert 'too little' not in probe_result.reason
 
 
 @pytest.mark.parametrize('name', ['llama', 'gemma2', 'stablelm', 'mpt'])
@@ -280,11 +348,15 @@ def test_mixed_precision_follows_the_run(name: str):
     model = networks.network(name)
     requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix(4)]
     with torch.no_grad(), torch.autocast('cpu', torch.bfloat16):
-        found, language_model = probed(model)
-        batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=found.layout)
+        probe_result, language_model = probed(model)
+        batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=probe_result.layout)
         scores = networks.sums_of(networks.run(language_model, batches), requests)
+
         expected = networks.sums_alone(model, requests)
-        largest = max(networks.logits_of(model, request.contexts[0]).abs().max().item() for request in requests)
-    assert found.layout == LAYOUT_OF[name], found.reason
-    np.testing.assert_allclose(scores, expected, rtol=0, atol=2 * largest * torch.finfo(torch.bfloat16).eps)
-    assert np.abs(scores - networks.sums_alone(model, requests)).max() > 1e-3  # of float32
+        largest_logits = [networks.logits_of(model, request.contexts[0]).abs().max().item() for request in requests]
+    in_full_precision = networks.sums_alone(model, requests)
+
+    tolerance = 2 * max(largest_logits) * torch.finfo(torch.bfloat16).eps
+    assert probe_result.layout == LAYOUT_OF[name], probe_result.reason
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=tolerance)
+    assert np.abs(scores - in_full_precision).max() > 1e-3
