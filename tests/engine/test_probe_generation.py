@@ -23,9 +23,8 @@ LONG_WINDOW = 40
 
 def probed(model: Any, longest: int = LONGEST) -> Probe:
     """Probe with every token as an end token, which the probe must ignore."""
-    generator = TextGenerator(
-        CausalLanguageModel(model, device=CPU), GenerationDecoder(Letters(), range(networks.VOCABULARY))
-    )
+    decoder = GenerationDecoder(Letters(), range(networks.VOCABULARY))
+    generator = TextGenerator(CausalLanguageModel(model, device=CPU), decoder)
     return probe_generation(generator, vocabulary=networks.VOCABULARY, longest=longest)
 
 
@@ -66,8 +65,16 @@ def stream_positions_in_branches(kwargs: dict[str, Any]) -> None:
     """Do the same only where the stream returns to a later position: prompts with a common prefix."""
     if kwargs['attention_mask'].dim() == 4 and not is_step(kwargs):
         positions = kwargs['position_ids'][0]
-        if ((positions.diff() <= 0) & (positions[1:] > 0)).any():
+        is_return = positions.diff() <= 0
+        is_inside_a_prompt = positions[1:] > 0
+        if (is_return & is_inside_a_prompt).any():
             stream_positions(kwargs)
+
+
+@pytest.mark.parametrize('name', ['llama', 'gptj'])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_the_fastest_layout_is_used_where_it_is_right(name: str, dtype: torch.dtype):
+    assert probed(networks.network(name).to(dtype)).layout == PROMPT_STREAM
 
 
 @pytest.mark.parametrize(
@@ -85,108 +92,151 @@ def test_a_silently_wrong_layout_is_not_used(name: str, fault: Callable, dtype: 
     """Mutations: accept the first layout; end or compare generations at the first token; prompts of one length; no two
     prompts run together, or none with a common prefix.
     """
-    assert probed(networks.network(name).to(dtype)).layout == PROMPT_STREAM
-    found = probed(change(networks.network(name).to(dtype), fault))
-    assert found.layout == CACHE, found.reason
-    assert found.certain
-    assert f'{NAMES[PROMPT_STREAM]} ' in found.reason and ' off' in found.reason
+    model = change(networks.network(name).to(dtype), fault)
+
+    probe_result = probed(model)
+
+    assert probe_result.layout == CACHE, probe_result.reason
+    assert probe_result.certain
+    assert f'{NAMES[PROMPT_STREAM]} ' in probe_result.reason
+    assert ' off' in probe_result.reason
 
 
 @pytest.mark.parametrize('name', ['llama', 'mpt', 'bloom'])
 def test_a_wrong_cache_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch):
     """Slots see unused columns. MPT has no positions: its mask alone says where a sequence begins."""
-    monkeypatch.setattr(KVCache, 'seen', lambda cache: torch.ones_like(cache.mask[cache._slots, : cache.column]))
+
+    def every_column(cache: KVCache) -> torch.Tensor:
+        return torch.ones_like(cache.mask[cache._slots, : cache.column])
+
+    monkeypatch.setattr(KVCache, 'seen', every_column)
+
     assert probed(networks.network(name)).layout == NO_CACHE
 
 
+@pytest.mark.parametrize(('dtype', 'layout'), [(torch.bfloat16, PROMPT_STREAM), (torch.float32, CACHE)])
 @pytest.mark.parametrize('name', ['llama', 'gptj'])
-def test_half_precision_is_compared_within_its_own_rounding(name: str):
+def test_half_precision_is_compared_within_its_own_rounding(name: str, dtype: torch.dtype, layout: str):
     """Steps that are off by twice the spacing of the largest logit, as other kernels may be.
 
     Mutations: the tolerance of float32; the rounding of GPT-J's returned logits, which are float32.
     """
 
-    def rounded(_: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+    def add_rounding(_: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         if is_step(kwargs):
             output.logits.add_(2 * output.logits.abs().max() * torch.finfo(torch.bfloat16).eps)
 
-    for dtype, expected in ((torch.bfloat16, PROMPT_STREAM), (torch.float32, CACHE)):
-        model = networks.network(name).to(dtype)
-        model.register_forward_hook(rounded, with_kwargs=True)
-        found = probed(model)
-        assert found.layout == expected, found.reason
+    model = networks.network(name).to(dtype)
+    model.register_forward_hook(add_rounding, with_kwargs=True)
+
+    probe_result = probed(model)
+
+    assert probe_result.layout == layout, probe_result.reason
+
+
+def windowed(dtype: torch.dtype) -> Any:
+    """Return a network whose window is longer than the probe's short rows."""
+    return networks.network('mistral, windows', sliding_window=LONG_WINDOW).to(dtype)
+
+
+def windowed_except_in_steps(dtype: torch.dtype) -> Any:
+    model = windowed(dtype)
+
+    def forget_window_in_steps(kwargs: dict[str, Any]) -> None:
+        model.config.sliding_window = None if is_step(kwargs) else LONG_WINDOW
+
+    return change(model, forget_window_in_steps)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_a_window_ignored_by_steps_is_rejected(dtype: torch.dtype):
-    """The window is longer than the probe's short rows. Mutations: no long row; a long row of two tokens, of which half
-    precision tolerates one.
-    """
+    """Mutations: no long row; a long row of two tokens, of which half precision tolerates one."""
+    probe_result = probed(windowed_except_in_steps(dtype), 3 * LONG_WINDOW)
 
-    def forgetful() -> Any:
-        model = networks.network('mistral, windows', sliding_window=LONG_WINDOW).to(dtype)
-
-        def forget(kwargs: dict[str, Any]) -> None:
-            model.config.sliding_window = None if is_step(kwargs) else LONG_WINDOW
-
-        return change(model, forget)
-
-    assert probed(networks.network('mistral, windows', sliding_window=LONG_WINDOW).to(dtype)).layout == PROMPT_STREAM
-    assert probed(forgetful(), LONG_WINDOW).layout == PROMPT_STREAM
-    found = probed(forgetful(), 3 * LONG_WINDOW)
-    assert found.layout == CACHE, found.reason
+    assert probe_result.layout == CACHE, probe_result.reason
 
 
-def no_numbers_where(model: Any, spoilt: Callable[[dict[str, Any]], torch.Tensor | bool]) -> Any:
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_a_window_in_every_forward_is_accepted(dtype: torch.dtype):
+    assert probed(windowed(dtype)).layout == PROMPT_STREAM
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_a_window_that_no_row_exceeds_does_not_count(dtype: torch.dtype):
+    assert probed(windowed_except_in_steps(dtype), LONG_WINDOW).layout == PROMPT_STREAM
+
+
+def no_numbers_where(model: Any, is_spoiled: Callable[[dict[str, Any]], torch.Tensor | bool]) -> Any:
     """Return the model with NaN in the given rows."""
 
     def hook(_: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-        rows = torch.as_tensor(spoilt(kwargs)).expand(len(output.logits))
+        rows = torch.as_tensor(is_spoiled(kwargs)).expand(len(output.logits))
         output.logits[rows] = torch.nan
 
     model.register_forward_hook(hook, with_kwargs=True)
     return model
 
 
-@pytest.mark.parametrize(
-    'spoilt',
-    [
-        lambda kwargs: True,
-        lambda kwargs: kwargs['attention_mask'].dim() == 2 and kwargs['attention_mask'].sum(1) < 3,
-        lambda kwargs: kwargs['attention_mask'].dim() == 2 and kwargs['attention_mask'].sum(1) > LONGEST - 3,
-    ],
-    ids=['all', 'short', 'long'],
-)
-def test_a_model_of_nan_runs_whole_rows_and_is_probed_again(spoilt: Callable):
+def every_row(kwargs: dict[str, Any]) -> bool:
+    return True
+
+
+def short_whole_rows(kwargs: dict[str, Any]) -> torch.Tensor | bool:
+    mask = kwargs['attention_mask']
+    return mask.dim() == 2 and mask.sum(1) < 3
+
+
+def long_whole_rows(kwargs: dict[str, Any]) -> torch.Tensor | bool:
+    mask = kwargs['attention_mask']
+    return mask.dim() == 2 and mask.sum(1) > LONGEST - 3
+
+
+@pytest.mark.parametrize('is_spoiled', [every_row, short_whole_rows, long_whole_rows])
+def test_a_model_of_nan_runs_whole_rows_and_is_probed_again(is_spoiled: Callable):
     """Also if only a single prompt shows it. Mutation: Python's `max`, which ignores NaN."""
-    found = probed(no_numbers_where(networks.network(), spoilt))
-    assert (found.layout, found.certain) == (NO_CACHE, False)
-    assert found.reason == "probe: the model's numbers are not finite"
+    probe_result = probed(no_numbers_where(networks.network(), is_spoiled))
+
+    assert probe_result.layout == NO_CACHE
+    assert probe_result.certain is False
+    assert probe_result.reason == "probe: the model's numbers are not finite"
+
+
+def last_step_of_the_long_row(kwargs: dict[str, Any]) -> torch.Tensor | bool:
+    return is_step(kwargs) and kwargs['position_ids'][:, 0] == LONGEST - 2
+
+
+def steps_after_single_tokens(kwargs: dict[str, Any]) -> torch.Tensor | bool:
+    return is_step(kwargs) and kwargs['position_ids'][:, 0] < 3
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize('last', [True, False])
-def test_a_layout_that_gives_nan_is_not_used(last: bool, dtype: torch.dtype):
-    """In the last step of the long row, or in steps after single tokens. Mutation: Python's `max` in `furthest`."""
+@pytest.mark.parametrize('is_spoiled', [last_step_of_the_long_row, steps_after_single_tokens])
+def test_a_layout_that_gives_nan_is_not_used(is_spoiled: Callable, dtype: torch.dtype):
+    """Mutation: Python's `max` in `furthest`."""
+    probe_result = probed(no_numbers_where(networks.network().to(dtype), is_spoiled))
 
-    def in_steps(kwargs: dict[str, Any]) -> torch.Tensor | bool:
-        if not is_step(kwargs):
-            return False
-        positions = kwargs['position_ids'][:, 0]
-        return positions == LONGEST - 2 if last else positions < 3
+    assert probe_result.layout == CACHE, probe_result.reason
 
-    found = probed(no_numbers_where(networks.network().to(dtype), in_steps))
-    assert found.layout == CACHE, found.reason
+
+def attention_outputs(model: Any) -> list[Any]:
+    """Return the last part of each layer's attention, of Llama or GPT-2."""
+    if model.config.model_type == 'llama':
+        return [layer.self_attn.o_proj for layer in model.model.layers]
+    return [layer.attn.c_proj for layer in model.transformer.h]
 
 
 @pytest.mark.parametrize('name', ['llama', 'gpt2'])
 def test_weights_that_ignore_their_context_are_probed_again(name: str):
     """They agree in any layout. Fails without the contrast, or if that has another last token or position."""
     model = networks.network(name)
-    for layer in model.model.layers if name == 'llama' else model.transformer.h:
-        output = layer.self_attn.o_proj if name == 'llama' else layer.attn.c_proj
+    for output in attention_outputs(model):
         torch.nn.init.zeros_(output.weight)
+
     assert not probed(model).certain
+
+
+@pytest.mark.parametrize('name', ['llama', 'gpt2'])
+def test_weights_that_depend_on_their_context_are_not_probed_again(name: str):
     assert probed(networks.network(name)).certain
 
 
@@ -195,24 +245,31 @@ def test_rows_of_any_length_are_probed(longest: int):
     """No row is longer than the longest. Mutation: prompts not shortened."""
     widths = []
 
-    def measure(kwargs: dict[str, Any]) -> None:
+    def record_width(kwargs: dict[str, Any]) -> None:
         if not kwargs['use_cache']:
             widths.append(kwargs['input_ids'].shape[1])
 
-    model = change(networks.network(), measure)
-    found = probed(model, longest)
-    assert found.layout == PROMPT_STREAM
-    assert max(widths) <= max(longest - 1, 1) or found.reason.startswith('probe: 8 generations')
+    probe_result = probed(change(networks.network(), record_width), longest)
+
+    assert probe_result.layout == PROMPT_STREAM
+    assert max(widths) <= max(longest - 1, 1) or probe_result.reason.startswith('probe: 8 generations')
 
 
-def test_the_probe_reports_and_restores_the_generator():
-    generator = TextGenerator(
-        CausalLanguageModel(networks.network('bloom'), device=CPU), GenerationDecoder(Letters(), [5])
-    )
+def test_the_probe_restores_the_generator():
+    """Except for what it measures."""
+    language_model = CausalLanguageModel(networks.network('bloom'), device=CPU)
+    generator = TextGenerator(language_model, GenerationDecoder(Letters(), [5]))
     before = dict(generator.__dict__)
-    found = probe_generation(generator, vocabulary=networks.VOCABULARY, longest=LONGEST)
+
+    probe_generation(generator, vocabulary=networks.VOCABULARY, longest=LONGEST)
+
     assert {**generator.__dict__, 'rounding': 0.0, 'cached_bytes': 0} == before
-    assert str(found).startswith('key-value cache, prompts in a token stream (probe: 8 generations within ')
+
+
+def test_the_probe_reports_the_layout_and_what_it_compared():
+    report = str(probed(networks.network('bloom')))
+
+    assert report.startswith('key-value cache, prompts in a token stream (probe: 8 generations within ')
 
 
 @pytest.mark.parametrize(
@@ -225,22 +282,32 @@ def test_the_probe_reports_and_restores_the_generator():
     ],
 )
 def test_the_kv_cache_is_measured_by_the_probe(family: str, heads: int, dtype: torch.dtype):
-    """All have two layers and heads of width 8."""
+    """Of each token, in bytes. All have two layers and heads of width 8."""
     model = networks.network(family).to(dtype)
     generator = TextGenerator(CausalLanguageModel(model, device=CPU), GenerationDecoder(Letters()))
+
     probe_generation(generator, vocabulary=networks.VOCABULARY, longest=40)
-    assert generator.cached_bytes == 2 * 2 * heads * 8 * dtype.itemsize
+
+    num_layers, width = 2, 8
+    keys_and_values = 2
+    assert generator.cached_bytes == keys_and_values * num_layers * heads * width * dtype.itemsize
 
 
 def test_every_rank_makes_the_same_forwards():
     """Ranks of a sharded model must probe the same prompts. Mutation: prompts without a fixed seed."""
-    made = []
-    for seed in (0, 1):
-        model, rows = networks.network(seed=seed), []
+
+    def rows_probed(seed: int) -> list[list[list[int]]]:
+        rows = []
+        model = change(networks.network(seed=seed), lambda kwargs: rows.append(kwargs['input_ids'].tolist()))
         torch.manual_seed(7 + seed)
-        probed(change(model, lambda kwargs, rows=rows: rows.append(kwargs['input_ids'].tolist())))
-        made.append(rows)
-    assert made[0] == made[1] and len(made[0]) > 20
+        probed(model)
+        return rows
+
+    rows_of_a_rank = rows_probed(0)
+    rows_of_another = rows_probed(1)
+
+    assert rows_of_a_rank == rows_of_another
+    assert len(rows_of_a_rank) > 20
 
 
 def test_a_model_that_does_not_fit_is_an_error():
