@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -21,7 +22,7 @@ from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.probe import probe
-from llmfoundry_gauntlet.types import Sampling
+from llmfoundry_gauntlet.types import GenerateRequest, Sampling
 
 pytestmark = pytest.mark.skipif(shutil.which('g++') is None, reason='the stand-in for a GPU needs g++')
 
@@ -54,10 +55,11 @@ def outputs_of(language_model: CausalLanguageModel, layout: str, gpu: FakeCuda |
     language_model.learn(requests[:1])
     outputs = {}
     for batch in plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=layout):
-        if gpu is not None:
+        if gpu is None:
+            outputs |= networks.run(language_model, [batch])
+        else:
             gpu.clear()
-        outputs |= networks.run(language_model, [batch])
-        if gpu is not None:
+            outputs |= networks.run(language_model, [batch])
             assert len(gpu.own_waits()) <= MOST_WAITS, gpu.waits
     return networks.sums_of(outputs, requests)
 
@@ -65,18 +67,20 @@ def outputs_of(language_model: CausalLanguageModel, layout: str, gpu: FakeCuda |
 @contextmanager
 def no_waits_in_layers(model: Any, gpu: FakeCuda) -> Iterator[None]:
     """Fail if a layer of the model makes the host wait, other than by transformers' own code."""
+    waits_before: list[int] = []  # of the layers that are running, the innermost last
+
+    def note_waits(*_: Any) -> None:
+        waits_before.append(len(gpu.own_waits()))
+
+    def check_waits(*_: Any) -> None:
+        assert len(gpu.own_waits()) == waits_before.pop(), gpu.waits
+
     hooks = []
-    for layer in (layer for part in model.modules() if isinstance(part, torch.nn.ModuleList) for layer in part):
-        before: list[int] = []
-        hooks += [
-            layer.register_forward_pre_hook(lambda *_, before=before: before.append(len(gpu.own_waits()))),
-            layer.register_forward_hook(lambda *_, before=before: check(before.pop() == len(gpu.own_waits()))),
-        ]
+    for layers in model.modules():
+        if isinstance(layers, torch.nn.ModuleList):
+            for layer in layers:
+                hooks += [layer.register_forward_pre_hook(note_waits), layer.register_forward_hook(check_waits)]
     assert hooks
-
-    def check(equal: bool) -> None:
-        assert equal, gpu.waits
-
     yield
     for hook in hooks:
         hook.remove()
@@ -85,8 +89,11 @@ def no_waits_in_layers(model: Any, gpu: FakeCuda) -> Iterator[None]:
 @pytest.mark.parametrize(
     ('name', 'precision', 'layout'),
     [
-        *((name, precision, LAYOUT_OF[name]) for name, precision in FAMILIES),
-        *(('llama', precision, PADDED_ROWS) for precision in PRECISIONS),
+        *[(name, precision, LAYOUT_OF[name]) for name, precision in FAMILIES],
+        # A family of the token stream in padded rows.
+        ('llama', FP32, PADDED_ROWS),
+        ('llama', BF16, PADDED_ROWS),
+        ('llama', AMP_BF16, PADDED_ROWS),
     ],
 )
 def test_every_family_scores_as_on_the_cpu(name: str, precision: str, layout: str):
@@ -95,56 +102,99 @@ def test_every_family_scores_as_on_the_cpu(name: str, precision: str, layout: st
     Mutations: a tensor left on the CPU; keys of another segment; a causal mask aligned with the first key; an index
     copied in each layer.
     """
-    with on_gpu(name, precision) as (gpu, language_model), no_waits_in_layers(language_model.model, gpu):
-        found = outputs_of(language_model, layout, gpu)
     with torch.no_grad(), autocast(CPU, precision):
-        expected = outputs_of(CausalLanguageModel(network(name, precision), device=CPU), layout)
-    off = np.abs(found - expected)
-    assert (off.max() < 1e-4) if precision == FP32 else (np.median(off) < 0.05)
+        on_cpu = CausalLanguageModel(network(name, precision), device=CPU)
+        expected = outputs_of(on_cpu, layout)
+
+    with on_gpu(name, precision) as (gpu, language_model), no_waits_in_layers(language_model.model, gpu):
+        scores = outputs_of(language_model, layout, gpu)
+
+    differences = np.abs(scores - expected)
+    if precision == FP32:
+        assert differences.max() < 1e-4
+    else:
+        assert np.median(differences) < 0.05
 
 
 @pytest.mark.parametrize('precision', PRECISIONS)
 def test_the_probe_finds_the_token_stream(precision: str):
     with on_gpu('llama', precision) as (_, language_model):
-        found = probe(language_model, vocabulary=networks.VOCABULARY, longest=60)
-    assert found.layout == STREAM, found.reason
+        probe_result = probe(language_model, vocabulary=networks.VOCABULARY, longest=60)
+
+    assert probe_result.layout == STREAM, probe_result.reason
 
 
-@pytest.mark.parametrize(('name', 'precision'), [(name, precision) for name, precision in FAMILIES if name != 'mamba'])
+def requests_with_samples() -> list[GenerateRequest]:
+    """Return mixed requests, and a sample of every other one of them."""
+    requests = generations.mixed_requests()
+    samples = [replace(request, key=replace(request.key, sample=9), sampling=SAMPLING) for request in requests[::2]]
+    return [*requests, *samples]
+
+
+WITH_KEY_VALUE_CACHE = [(name, precision) for name, precision in FAMILIES if name != 'mamba']
+
+
+@pytest.mark.parametrize(('name', 'precision'), WITH_KEY_VALUE_CACHE)
 def test_every_family_generates_as_on_the_cpu(name: str, precision: str):
     """With a KV cache, several requests per prompt, and sampling; in half precision most texts are the same.
 
     Mutation: lists as indices, which are copied.
     """
-    requests = generations.mixed_requests()
-    requests += [replace(one, key=replace(one.key, sample=9), sampling=SAMPLING) for one in requests[::2]]
+    requests = requests_with_samples()
     with torch.no_grad(), autocast(CPU, precision):
-        expected = generations.texts(generations.generator_of(network(name, precision), PROMPT_STREAM), requests)
+        on_cpu = generations.generator_of(network(name, precision), PROMPT_STREAM)
+        expected = generations.texts(on_cpu, requests)
+
+    waits_before_steps: list[int] = []
     with on_gpu(name, precision) as (gpu, language_model), no_waits_in_layers(language_model.model, gpu):
         generator = TextGenerator(language_model, GenerationDecoder(generations.Letters()), PROMPT_STREAM)
-        waits: list[int] = []
-        language_model.model.register_forward_pre_hook(lambda *_: waits.append(len(gpu.own_waits())))
-        found = generations.texts(generator, requests)
-    num_same = sum(map(str.__eq__, found, expected))
-    assert num_same >= (len(expected) if precision == FP32 else 0.5 * len(expected))
-    assert max(np.diff([*waits, len(gpu.own_waits())])) <= MOST_WAITS, gpu.waits
+        language_model.model.register_forward_pre_hook(lambda *_: waits_before_steps.append(len(gpu.own_waits())))
+        texts = generations.texts(generator, requests)
+
+    if precision == FP32:
+        assert texts == expected
+    else:
+        num_same = sum(map(str.__eq__, texts, expected))
+        assert num_same >= 0.5 * len(expected)
+    waits_of_steps = np.diff([*waits_before_steps, len(gpu.own_waits())])
+    assert max(waits_of_steps) <= MOST_WAITS, gpu.waits
 
 
-@pytest.mark.parametrize('name', ['llama', 'mistral, windows', 'falcon, alibi', 'phi'])
+def kernels_of_a_batch(name: str, precision: str, num_layers: int) -> Counter[str]:
+    """Return the number of kernels that a batch of many trees and branches launches, by operator."""
+    (batch,) = plan(networks.mixed_requests(), tokens_per_batch=1000)
+    with on_gpu(name, precision, num_hidden_layers=num_layers) as (gpu, language_model):
+        language_model.learn(batch.requests[:1])
+        gpu.clear()
+        language_model.run(batch)
+        return gpu.kernels
+
+
+each_kind_of_attention = pytest.mark.parametrize('name', ['llama', 'mistral, windows', 'falcon, alibi', 'phi'])
+
+
+@each_kind_of_attention
 @pytest.mark.parametrize('precision', PRECISIONS)
 def test_a_layer_launches_few_kernels(name: str, precision: str):
-    """However many trees and branches a batch has; flash attention in half precision.
+    """Mutation: a call for each tree."""
+    of_two_layers = kernels_of_a_batch(name, precision, num_layers=2)
+    of_three_layers = kernels_of_a_batch(name, precision, num_layers=3)
 
-    Mutations: a call for each tree; queries in float32 under autocast.
-    """
-    (batch,) = plan(networks.mixed_requests(), tokens_per_batch=1000)
-    counts = []
-    for num_layers in (2, 3):
-        with on_gpu(name, precision, num_hidden_layers=num_layers) as (gpu, language_model):
-            language_model.learn(batch.requests[:1])
-            gpu.clear()
-            language_model.run(batch)
-            counts.append(gpu.kernels.total())
-            kernel = '_efficient_attention_forward' if precision == FP32 else '_flash_attention_forward'
-            assert gpu.kernels[kernel] == num_layers
-    assert counts[1] - counts[0] <= 80
+    assert of_three_layers.total() - of_two_layers.total() <= 80
+
+
+@each_kind_of_attention
+@pytest.mark.parametrize(
+    ('precision', 'kernel'),
+    [
+        (FP32, '_efficient_attention_forward'),
+        (BF16, '_flash_attention_forward'),
+        (AMP_BF16, '_flash_attention_forward'),
+    ],
+)
+@pytest.mark.parametrize('num_layers', [2, 3])
+def test_a_layer_calls_one_kernel_of_attention(name: str, precision: str, kernel: str, num_layers: int):
+    """Flash attention in half precision. Mutations: a call for each tree; queries in float32 under autocast."""
+    kernels = kernels_of_a_batch(name, precision, num_layers)
+
+    assert kernels[kernel] == num_layers

@@ -314,7 +314,7 @@ def deep_network(seed: int):
 
 @pytest.mark.parametrize('seed', [0, 1])
 def test_rounding_in_many_layers_is_not_another_layout(seed: int):
-    """Mutation: a tolerance of two roundings of the largest logit."""
+    """Mutations: a tolerance of two roundings of the largest logit; embeddings nudged by ten roundings."""
     probe_result, _ = probed(deep_network(seed))
 
     assert probe_result.layout == STREAM, probe_result.reason
@@ -332,7 +332,7 @@ def seen_by_all_later_tokens(stream):
 @pytest.mark.parametrize('fault', [one_position_late, seen_by_all_later_tokens])
 @pytest.mark.parametrize('seed', [0, 1])
 def test_wrong_positions_and_masks_are_more_than_rounding_in_many_layers(monkeypatch, seed: int, fault):
-    """Mutation: embeddings nudged by ten roundings."""
+    """Mutation: embeddings nudged by ten roundings, which leaves too little to tell."""
     lay_out = running.lay_out_stream
     monkeypatch.setattr(running, 'lay_out_stream', lambda *arguments: fault(lay_out(*arguments)))
 
