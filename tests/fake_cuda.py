@@ -29,6 +29,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 DEVICE = torch.device('cuda', 0)
 CPU = torch.device('cpu')
+PATCHES_OF_TORCH_CUDA = {
+    '_lazy_init': lambda: None,
+    'is_available': lambda: True,
+    'current_device': lambda: 0,
+    'device_count': lambda: 1,
+    'empty_cache': lambda: None,
+    'is_bf16_supported': lambda *_, **__: True,
+}
 HALF = (torch.float16, torch.bfloat16)
 SOURCES = ('/llmfoundry_gauntlet/', '/transformers/')  # lines of code are reported in these
 TWO_DEVICES = 'Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!'
@@ -83,7 +91,7 @@ class CudaTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, elem: torch.Tensor) -> CudaTensor:
-        made: Any = torch.Tensor._make_wrapper_subclass(
+        tensor: Any = torch.Tensor._make_wrapper_subclass(
             cls,
             elem.size(),
             strides=elem.stride(),
@@ -92,8 +100,8 @@ class CudaTensor(torch.Tensor):
             device=DEVICE,
             requires_grad=elem.requires_grad,
         )
-        made.elem = elem.detach()
-        return made
+        tensor.elem = elem.detach()
+        return tensor
 
     def __repr__(self) -> str:
         return f'CudaTensor({self.elem!r})'
@@ -109,6 +117,19 @@ class CudaTensor(torch.Tensor):
 def plain(value: Any) -> Any:
     """Return a tensor's numbers on the CPU; other values unchanged."""
     return value.elem if isinstance(value, CudaTensor) else value
+
+
+def put_on_gpu(value: Any) -> Any:
+    """Return a CPU tensor as one of the device; other values unchanged."""
+    return CudaTensor(value) if isinstance(value, torch.Tensor) else value
+
+
+def is_on_two_devices(leaves: list[Any], indices: list[torch.Tensor]) -> bool:
+    """Return whether an operator has tensors of the device and of the CPU; scalars and indices may be on either."""
+    if not any(isinstance(leaf, CudaTensor) for leaf in leaves):
+        return False
+    on_cpu = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, CudaTensor)]
+    return any(leaf.dim() > 0 and not any(leaf is index for index in indices) for leaf in on_cpu)
 
 
 def line_of_code() -> str:
@@ -139,8 +160,8 @@ class FakeCuda:
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    on_gpu = torch.nn.Parameter(CudaTensor(parameter.data), parameter.requires_grad)
-                    module._parameters[name] = moved.setdefault(id(parameter), on_gpu)
+                    copy = torch.nn.Parameter(CudaTensor(parameter.data), parameter.requires_grad)
+                    module._parameters[name] = moved.setdefault(id(parameter), copy)
             for attributes in (module._buffers, vars(module)):
                 for name, value in attributes.items():
                     if isinstance(value, torch.Tensor):
@@ -159,17 +180,10 @@ class FakeCuda:
     def __enter__(self) -> FakeCuda:
         set_device_guard()
         self._stack = ExitStack()
-        for name, value in {
-            '_lazy_init': lambda: None,
-            'is_available': lambda: True,
-            'current_device': lambda: 0,
-            'device_count': lambda: 1,
-            'empty_cache': lambda: None,
-            'is_bf16_supported': lambda *_, **__: True,
-        }.items():
+        for name, value in PATCHES_OF_TORCH_CUDA.items():
             self._stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        never = 'torch.amp.autocast_mode.torch.cuda.amp.common.amp_definitely_not_available'
-        self._stack.enter_context(mock.patch(never, lambda: False))
+        has_no_autocast = 'torch.amp.autocast_mode.torch.cuda.amp.common.amp_definitely_not_available'
+        self._stack.enter_context(mock.patch(has_no_autocast, lambda: False))
         self._stack.enter_context(mock.patch.object(FakeCuda, 'active', self))
         self._stack.enter_context(_Functions())
         self._stack.enter_context(_Operators())
@@ -191,44 +205,53 @@ class FakeCuda:
         """Run an operator: check devices, count kernels and waits, and compute on the CPU."""
         name = func._schema.name.split('::')[1]
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        on_gpu = [leaf for leaf in leaves if isinstance(leaf, CudaTensor)]
-        target = torch.device(kwargs.get('device') or (DEVICE if on_gpu else CPU))
-        if not on_gpu and target.type != 'cuda':
+        reads_gpu = any(isinstance(leaf, CudaTensor) for leaf in leaves)
+        target = torch.device(kwargs.get('device') or (DEVICE if reads_gpu else CPU))
+
+        if not reads_gpu and target.type != 'cuda':
             return func(*args, **kwargs)
         if name == '_to_copy':
             return self.copy_to(func, args[0], kwargs, target)
         if name == 'copy_':
             return self.copy_into(func, *args, **kwargs)
+
         indices = [index for index in args[1] if index is not None] if name in INDEXED else []
+        # The size of what a boolean index selects is known to the device only.
         if name in WAITS or any(index.dtype == torch.bool for index in indices):
             self.wait(name)
         if not all(isinstance(index, CudaTensor) for index in indices):
             self.wait(f'{name} by an index on the CPU')
-        for leaf in leaves:
-            is_other = isinstance(leaf, torch.Tensor) and not isinstance(leaf, CudaTensor) and leaf.dim() > 0
-            if on_gpu and is_other and not any(leaf is index for index in indices):
-                raise RuntimeError(TWO_DEVICES)
-        own_args, own_kwargs = pytree.tree_unflatten([plain(leaf) for leaf in leaves], structure)
-        if 'device' in own_kwargs:
-            own_kwargs['device'] = CPU
-        found = VARLEN[name](*own_args, **own_kwargs) if name in VARLEN else func(*own_args, **own_kwargs)
+        if is_on_two_devices(leaves, indices):
+            raise RuntimeError(TWO_DEVICES)
+
+        cpu_args, cpu_kwargs = pytree.tree_unflatten([plain(leaf) for leaf in leaves], structure)
+        if 'device' in cpu_kwargs:
+            cpu_kwargs['device'] = CPU
+        compute = VARLEN.get(name, func)
+        result = compute(*cpu_args, **cpu_kwargs)
         self.count(func, name)
+
         if name in ('_local_scalar_dense', 'equal'):
-            return found
-        if len(func._schema.returns) == 1 and func._schema.is_mutable:  # an operator that writes into its argument
+            return result
+        writes_into_its_argument = len(func._schema.returns) == 1 and func._schema.is_mutable
+        if writes_into_its_argument:
             return kwargs.get('out', args[0])
-        return pytree.tree_map(lambda leaf: CudaTensor(leaf) if isinstance(leaf, torch.Tensor) else leaf, found)
+        return pytree.tree_map(put_on_gpu, result)
 
     def copy_to(self, func: Any, source: torch.Tensor, kwargs: dict[str, Any], target: torch.device) -> torch.Tensor:
         """Copy to a device or to another dtype. Only copies from pinned memory need not wait."""
         options = {name: value for name, value in kwargs.items() if name not in ('device', 'non_blocking')}
-        made: torch.Tensor = func(plain(source), **options, device=CPU)
-        is_on_gpu = isinstance(source, CudaTensor)
-        if is_on_gpu and target.type == 'cuda':
+        copy: torch.Tensor = func(plain(source), **options, device=CPU)
+
+        is_from_gpu, is_to_gpu = isinstance(source, CudaTensor), target.type == 'cuda'
+        need_not_wait = kwargs.get('non_blocking') and hasattr(source, 'is_pinned_here')
+        if is_from_gpu and is_to_gpu:
             self.count(func, '_to_copy')
-        elif is_on_gpu or not (kwargs.get('non_blocking') and hasattr(source, 'is_pinned_here')):
-            self.wait('copy to host' if is_on_gpu else 'copy to device')
-        return CudaTensor(made) if target.type == 'cuda' else made
+        elif is_from_gpu:
+            self.wait('copy to host')
+        elif not need_not_wait:
+            self.wait('copy to device')
+        return CudaTensor(copy) if is_to_gpu else copy
 
     def copy_into(self, func: Any, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         """Copy a tensor into another one, maybe across devices."""
@@ -252,23 +275,29 @@ def attend_sequences(
     window: int,
 ) -> torch.Tensor:
     """Compute causal attention of packed sequences, each aligned with the end of its keys."""
-    assert bounds.dtype == key_bounds.dtype == torch.int32 and bounds.shape == key_bounds.shape
-    assert query.dtype == key.dtype == value.dtype and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
-    assert bounds.diff().max() <= longest and key_bounds.diff().max() <= longest_key
-    assert len(query) == bounds[-1] and len(key) == len(value) == key_bounds[-1]
+    assert bounds.dtype == key_bounds.dtype == torch.int32
+    assert bounds.shape == key_bounds.shape
+    assert query.dtype == key.dtype == value.dtype
+    assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+    assert bounds.diff().max() <= longest
+    assert key_bounds.diff().max() <= longest_key
+    assert len(query) == bounds[-1]
+    assert len(key) == len(value) == key_bounds[-1]
+
     output = torch.empty(*query.shape[:2], value.shape[-1], dtype=query.dtype)
     groups = query.shape[1] // key.shape[1]
     for index in range(len(bounds) - 1):
-        queries = query[bounds[index] : bounds[index + 1]].transpose(0, 1)
-        span = slice(key_bounds[index], key_bounds[index + 1])
-        keys = key[span].transpose(0, 1).repeat_interleave(groups, 0)
-        values = value[span].transpose(0, 1).repeat_interleave(groups, 0)
+        query_span = slice(bounds[index], bounds[index + 1])
+        key_span = slice(key_bounds[index], key_bounds[index + 1])
+        queries = query[query_span].transpose(0, 1)
+        keys = key[key_span].transpose(0, 1).repeat_interleave(groups, 0)
+        values = value[key_span].transpose(0, 1).repeat_interleave(groups, 0)
 
         positions = torch.arange(keys.shape[1])
         distance = positions[-queries.shape[1] :, None] - positions
         mask = (distance >= 0) & (distance < window)
         attended = torch._C._nn.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
-        output[bounds[index] : bounds[index + 1]] = attended.transpose(0, 1)
+        output[query_span] = attended.transpose(0, 1)
     return output
 
 
@@ -296,13 +325,17 @@ def efficient(
     q, k, v, bias, bounds, key_bounds, longest, longest_key, dropout, mask_type, *, scale=None, window_size=0
 ):
     """aten::_efficient_attention_forward with packed sequences."""
-    assert len(q) == 1 and q.shape[2] == k.shape[2] == v.shape[2]  # heads are not shared
-    assert bias is None and mask_type == LOWER_RIGHT and not dropout
+    assert len(q) == 1
+    assert q.shape[2] == k.shape[2] == v.shape[2]  # heads are not shared
+    assert bias is None
+    assert mask_type == LOWER_RIGHT
+    assert not dropout
     assert q.shape[-1] % (8 if q.dtype in HALF else 4) == 0
-    output = attend_sequences(
-        q[0], k[0], v[0], bounds, key_bounds, longest, longest_key, scale, window_size or sys.maxsize
-    )
-    return (output[None], *(torch.empty(0) for _ in range(3)), longest, longest_key)
+
+    window = window_size or sys.maxsize
+    output = attend_sequences(q[0], k[0], v[0], bounds, key_bounds, longest, longest_key, scale, window)
+    nothing = torch.empty(0)  # in place of what only a backward pass or dropout needs
+    return output[None], nothing, nothing, nothing, longest, longest_key
 
 
 VARLEN = {'_flash_attention_forward': flash, '_efficient_attention_forward': efficient}
@@ -317,24 +350,28 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
         query, key, value = (part.to(dtype) for part in (query, key, value))
         if attn_mask is not None and attn_mask.is_floating_point():
             attn_mask = attn_mask.to(dtype)
-    parts = [part for part in (query, key, value, attn_mask) if part is not None]
-    if len({part.device for part in parts}) > 1:
+
+    devices = {part.device for part in (query, key, value, attn_mask) if part is not None}
+    if len(devices) > 1:
         raise RuntimeError(TWO_DEVICES)
     if not query.dtype == key.dtype == value.dtype:
         raise RuntimeError(f'Expected query, key, and value to have the same dtype: {query.dtype}, {value.dtype}')
+
     name = 'flash attention' if attn_mask is None and query.dtype in HALF else 'attention'
     gpu.kernels[name] += 1
     if attn_mask is not None:  # a boolean mask is converted, and padded to a multiple of 16
         num_steps = 2 * (attn_mask.dtype == torch.bool) + 2 * (attn_mask.shape[-1] % 16 > 0)
         gpu.kernels['mask of attention'] += num_steps
+
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         query, key, value, mask = map(plain, (query, key, value, attn_mask))
         if enable_gqa:
-            key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
-        found = torch._C._nn.scaled_dot_product_attention(
+            key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+            value = value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+        attended = torch._C._nn.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
         )
-    return CudaTensor(found)
+    return CudaTensor(attended)
 
 
 class _Operators(TorchDispatchMode):
