@@ -34,7 +34,13 @@ WINDOWED = {**GROUPED, 'sliding_window': WINDOW}
 
 def maker(model: str, config: str, **sizes: Any) -> Callable[..., Any]:
     """Return a function that makes a network from the names of its transformers classes and further settings."""
-    return lambda **more: getattr(hf, model)(getattr(hf, config)(**{**sizes, **more}))
+
+    def make(**more: Any) -> Any:
+        # Here, as transformers imports a family when its class is first asked for.
+        model_class, config_class = getattr(hf, model), getattr(hf, config)
+        return model_class(config_class(**{**sizes, **more}))
+
+    return make
 
 
 def family(name: str, **sizes: Any) -> Callable[..., Any]:
@@ -116,7 +122,10 @@ IN_PADDED_ROWS = {
 }
 EAGER_ALONE = ('gptj', 'gpt_neo', 'mpt', 'bloom', 'mamba')  # families that transformers 4.53 has no sdpa for
 FAMILIES = {**IN_STREAM, **IN_PADDED_ROWS}
-LOADED_AS = [(name, how) for name in FAMILIES for how in ('eager', 'sdpa') if how == 'eager' or name not in EAGER_ALONE]
+LOADED_AS = [
+    *[(name, 'eager') for name in FAMILIES],
+    *[(name, 'sdpa') for name in FAMILIES if name not in EAGER_ALONE],
+]
 LAYOUT_OF = {**dict.fromkeys(IN_STREAM, STREAM), **dict.fromkeys(IN_PADDED_ROWS, PADDED_ROWS)}
 
 
@@ -168,6 +177,7 @@ def mixed_requests() -> list[ScoreRequest]:
     rng = np.random.default_rng(1)
     passage, answer = draw(rng, 15), draw(rng, 3)
     choices = [draw(rng, 1), draw(rng, 4), draw(rng, 2)]
+    # The contexts and continuations of each request.
     rows: list[tuple[Any, list[list[int]]]] = [
         (passage, [answer, draw(rng, 2)]),
         # Continues after the first one's answer.
@@ -210,8 +220,10 @@ def logits_of(model: Any, ids: Sequence[int]) -> torch.Tensor:
 def alone(model: Any, context: np.ndarray, continuation: np.ndarray, after: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return log-probabilities and argmax flags of a continuation by a bare forward with `after` tokens appended."""
     row = [*context.tolist(), *continuation.tolist(), *[0] * after]
-    first = len(context) - 1  # the logits of a token are those of the position before it
-    logits = logits_of(model, row)[first : first + len(continuation)]
+    # The logits of a token are those of the position before it.
+    first = len(context) - 1
+    end = first + len(continuation)
+    logits = logits_of(model, row)[first:end]
     targets = torch.from_numpy(continuation).long()
     logprobs = logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
     is_argmax = logits.argmax(-1) == targets
@@ -234,18 +246,17 @@ def run(language_model: Any, batches: Iterable[Batch]) -> dict[ItemKey, ScoreOut
 
 def sums_of(outputs: dict[ItemKey, ScoreOutput], requests: Sequence[ScoreRequest]) -> np.ndarray:
     """Return the summed log-probability of each continuation, in the order of the requests."""
-    return np.array([values.sum() for request in requests for values in outputs[request.key].logprobs])
+    return np.array([logprobs.sum() for request in requests for logprobs in outputs[request.key].logprobs])
 
 
 def sums_alone(model: Any, requests: Sequence[ScoreRequest], after: int = 0) -> np.ndarray:
     """Return the same by bare forwards of one sequence."""
-    return np.array(
-        [
-            alone(model, context, continuation, after)[0].sum(dtype=np.float64)
-            for request in requests
-            for context, continuation in zip(request.contexts, request.continuations, strict=True)
-        ]
-    )
+    sums = []
+    for request in requests:
+        for context, continuation in zip(request.contexts, request.continuations, strict=True):
+            logprobs, _ = alone(model, context, continuation, after)
+            sums.append(logprobs.sum(dtype=np.float64))
+    return np.array(sums)
 
 
 def check_against_bare_forwards(
