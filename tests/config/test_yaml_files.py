@@ -30,11 +30,11 @@ VALUES = {'number': 0.001, 'text': '2020-01-01', 'copy': 1, 'part': {'a': 1}, 'p
 @pytest.mark.parametrize(
     ('text', 'overrides', 'values'),
     [
-        # numbers with an exponent, dates as text, interpolations and anchors
+        # Numbers with an exponent, dates as text, interpolations and anchors.
         (TEXT, [], VALUES),
-        # an override also changes what refers to its key, but not what an anchor has copied
+        # An override also changes what refers to its key, but not what an anchor has copied.
         (TEXT, ['part.a=5'], {**VALUES, 'copy': 5, 'part': {'a': 5}}),
-        # files without a key
+        # Files without a key.
         ('', [], {}),
         ('# nothing\n', [], {}),
         ('', ['a.b=1e-2'], {'a': {'b': 0.01}}),
@@ -46,31 +46,37 @@ def test_numbers_dates_interpolations_and_overrides_are_read(
     assert read_text(tmp_path, text, *overrides) == values
 
 
+INVALID = 'is not valid YAML'
+
+
 @pytest.mark.parametrize(
-    ('text', 'overrides', 'problem'),
+    ('text', 'problem'),
     [
-        (
-            'a: 1\nb: 2\na: 3\n',
-            (),
-            'is not valid YAML: while constructing a mapping in line 1, column 1 found duplicate',
-        ),
-        ('a: &x [*x]\n', (), 'is not valid YAML: YAML recursive aliases are not supported. in line 1, column 4'),
-        ('a: [1\n', (), 'is not valid YAML: while parsing a flow sequence in line 1, column 4 did not find expected'),
-        ('a: !!python/object/apply:os.getcwd []\n', (), 'is not valid YAML: could not determine a constructor for the'),
-        (
-            '? [1]\n: 2\n',
-            (),
-            'is not valid YAML: while constructing a mapping in line 1, column 1 found unhashable key',
-        ),
-        ('- 1\n', (), 'is a list at its top; allowed: a mapping'),
-        ('7\n', (), 'is a single value at its top; allowed: a mapping'),
-        ('a: ${b}\n', (), "an interpolation cannot be resolved: Interpolation key 'b' not found"),
-        ('a: ${b\n', (), "no viable alternative at input '${b'"),
-        ('a: 1\n', ('a=[1',), 'a=[1: '),
+        # Not YAML, or YAML of a kind that is not read.
+        ('a: 1\nb: 2\na: 3\n', f'{INVALID}: while constructing a mapping in line 1, column 1 found duplicate'),
+        ('a: &x [*x]\n', f'{INVALID}: YAML recursive aliases are not supported. in line 1, column 4'),
+        ('a: [1\n', f'{INVALID}: while parsing a flow sequence in line 1, column 4 did not find expected'),
+        ('a: !!python/object/apply:os.getcwd []\n', f'{INVALID}: could not determine a constructor for the'),
+        ('? [1]\n: 2\n', f'{INVALID}: while constructing a mapping in line 1, column 1 found unhashable key'),
+        # Not a mapping.
+        ('- 1\n', 'is a list at its top; allowed: a mapping'),
+        ('7\n', 'is a single value at its top; allowed: a mapping'),
+        # Interpolations.
+        ('a: ${b}\n', "an interpolation cannot be resolved: Interpolation key 'b' not found"),
+        ('a: ${b\n', "no viable alternative at input '${b'"),
     ],
 )
-def test_unreadable_files_and_overrides_are_errors_that_name_the_place(tmp_path, text, overrides, problem):
-    with pytest.raises(ConfigError) as caught:
-        read_text(tmp_path, text, *overrides)
-    (found,) = caught.value.problems
-    assert found.startswith(f'{tmp_path / "file.yaml"}: {problem}')
+def test_an_unreadable_file_is_an_error_that_names_the_place(tmp_path: Path, text: str, problem: str):
+    with pytest.raises(ConfigError) as raised:
+        read_text(tmp_path, text)
+
+    (message,) = raised.value.problems
+    assert message.startswith(f'{tmp_path / "file.yaml"}: {problem}')
+
+
+def test_an_unreadable_override_is_an_error_that_quotes_it(tmp_path: Path):
+    with pytest.raises(ConfigError) as raised:
+        read_text(tmp_path, 'a: 1\n', 'a=[1')
+
+    (message,) = raised.value.problems
+    assert message.startswith(f'{tmp_path / "file.yaml"}: a=[1: ')

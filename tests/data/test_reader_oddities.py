@@ -14,13 +14,12 @@ import pytest
 from llmfoundry_gauntlet.data.readers import locate, read_rows
 from llmfoundry_gauntlet.errors import DataError
 
-ONE, TWO = (
-    {'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0},
-    {'query': 'Tea?', 'choices': ['a', 'b'], 'gold': 1},
-)
+FIRST = {'query': 'Sky?', 'choices': ['blue', 'green'], 'gold': 0}
+SECOND = {'query': 'Tea?', 'choices': ['a', 'b'], 'gold': 1}
+A = json.dumps(FIRST).encode()
+B = json.dumps(SECOND).encode()
 zipped = functools.partial(gzip.compress, mtime=0)
 CONTROL = 'malformed JSON: Invalid control character at at column 13'
-A, B = (json.dumps(row).encode() for row in (ONE, TWO))
 
 
 def rows_of(path: Path, content: bytes) -> list[tuple[int, Any]]:
@@ -46,17 +45,19 @@ CONTROLS = {'query': ''.join(map(chr, range(32))), 'choices': ['\0', '\r\n'], 'g
 @pytest.mark.parametrize(
     ('content', 'expected'),
     [
-        pytest.param(A + b'\n' + B + b'\n', [(0, ONE), (1, TWO)], id='plain'),
-        pytest.param(A + b'\n' + B, [(0, ONE), (1, TWO)], id='no newline at the end'),
-        pytest.param(A + b'\r\n' + B + b'\r\n', [(0, ONE), (1, TWO)], id='CRLF'),
-        pytest.param(b'\xef\xbb\xbf' + A + b'\n\xef\xbb\xbf' + B, [(0, ONE), (1, TWO)], id='byte order marks'),
-        pytest.param(b'\n' + A + b'\n\n \t\r\n' + B + b'\n\n', [(1, ONE), (4, TWO)], id='blank lines'),
-        pytest.param(b'  ' + A + b' \t \n\t' + B + b'  \n', [(0, ONE), (1, TWO)], id='white space'),
+        pytest.param(A + b'\n' + B + b'\n', [(0, FIRST), (1, SECOND)], id='plain'),
+        pytest.param(A + b'\n' + B, [(0, FIRST), (1, SECOND)], id='no newline at the end'),
+        pytest.param(A + b'\r\n' + B + b'\r\n', [(0, FIRST), (1, SECOND)], id='CRLF'),
+        pytest.param(b'\xef\xbb\xbf' + A + b'\n\xef\xbb\xbf' + B, [(0, FIRST), (1, SECOND)], id='byte order marks'),
+        pytest.param(b'\n' + A + b'\n\n \t\r\n' + B + b'\n\n', [(1, FIRST), (4, SECOND)], id='blank lines'),
+        pytest.param(b'  ' + A + b' \t \n\t' + B + b'  \n', [(0, FIRST), (1, SECOND)], id='white space'),
         pytest.param(
-            A + '\u00a0\n\u00a0'.encode() + B + '\u2003\n'.encode(), [(0, ONE), (1, TWO)], id='spaces of Unicode'
+            A + '\u00a0\n\u00a0'.encode() + B + '\u2003\n'.encode(), [(0, FIRST), (1, SECOND)], id='spaces of Unicode'
         ),
-        pytest.param(json.dumps(STRANGE).encode() + b'\n' + A, [(0, STRANGE), (1, ONE)], id='escapes'),
-        pytest.param(json.dumps(STRANGE, ensure_ascii=False).encode() + b'\n' + A, [(0, STRANGE), (1, ONE)], id='raw'),
+        pytest.param(json.dumps(STRANGE).encode() + b'\n' + A, [(0, STRANGE), (1, FIRST)], id='escapes'),
+        pytest.param(
+            json.dumps(STRANGE, ensure_ascii=False).encode() + b'\n' + A, [(0, STRANGE), (1, FIRST)], id='raw'
+        ),
         pytest.param(json.dumps(CONTROLS).encode(), [(0, CONTROLS)], id='escaped control characters'),
         pytest.param(b'{"a": ' + b'9' * 4300 + b'}', [(0, {'a': 10**4300 - 1})], id='a number of 4300 digits'),
         pytest.param(b'', [], id='empty'),
@@ -72,30 +73,38 @@ def test_rows_are_read_unchanged_and_white_space_around_them_is_ignored(tmp_path
 @pytest.mark.parametrize(
     ('line', 'problem'),
     [
+        # Characters and numbers that JSON does not allow.
         (b'{"query": "a\tb"}', CONTROL),
         (b'{"query": "a\0b"}', CONTROL),
         (b'{"gold": NaN}', 'malformed JSON: NaN is not a JSON value; allowed: a number or null'),
         (b'{"gold": -Infinity}', 'malformed JSON: -Infinity is not a JSON value; allowed: a number or null'),
         (b'{"gold": 1e999}', 'the number 1e999 is too large'),
         (b'{"gold": ' + b'9' * 5000 + b'}', 'a number has too many digits; allowed: 4300'),
+        # JSON that has no clear meaning, or cannot be read.
         (b'{"gold": 0, "gold": 1}', "duplicate key 'gold'; allowed: once"),
         (b'{"a": {"b": 0, "c": 1, "b": 0}}', "duplicate key 'b'; allowed: once"),
         (b'[' * 100_000, 'lists or objects are nested too deeply'),
+        # Text that is not Unicode.
         (b'"\\ud83d\\ude42 \\ud800"', 'lone surrogate (\\ud800 to \\udfff); allowed: whole characters'),
         (b'{"\\uDC00": 1}', 'lone surrogate (\\ud800 to \\udfff); allowed: whole characters'),
         (b'{"query": "\xed\xa0\x80"}', 'is not UTF-8 text: invalid continuation byte at byte 12; allowed: UTF-8'),
+        # Lines that are not one JSON value.
         (A + b' ' + B, f'malformed JSON: Extra data at column {len(A) + 2}'),
         (b'\x1b[0m', 'malformed JSON: Expecting value at column 1'),
     ],
 )
 def test_malformed_lines_are_named_with_file_and_line(tmp_path, line: bytes, problem: str):
-    found = problems_of(tmp_path / 'rows.jsonl', b'\n'.join([A, b'', line, B]))
-    assert len(found) == 1 and found[0].startswith(f'rows.jsonl:3: {problem}')
-    assert len(found[0]) < 200 and found[0].isprintable()
+    content = b'\n'.join([A, b'', line, B])
+
+    (message,) = problems_of(tmp_path / 'rows.jsonl', content)
+
+    assert message.startswith(f'rows.jsonl:3: {problem}')
+    assert len(message) < 200
+    assert message.isprintable()
 
 
 LFS_POINTER = b'version https://git-lfs.github.com/spec/v1\noid sha256:' + b'4d7a' * 16 + b'\nsize 12345\n'
-BEGINNINGS = (
+BEGINNINGS_OF_OTHER_FORMATS = (
     # Other encodings.
     '{"query": 1}\n'.encode('utf-16'),
     '{"query": 1}\n'.encode('utf-16-be'),
@@ -113,33 +122,57 @@ BEGINNINGS = (
 @pytest.mark.parametrize(
     ('content', 'problem'),
     [
-        *((beginning, 'rows.jsonl: begins with ') for beginning in BEGINNINGS),
         (LFS_POINTER, 'rows.jsonl: is a Git LFS pointer, which a clone has'),
+        # Damaged gzip files.
         (zipped(A * 99)[:-9], 'rows.jsonl: is a damaged gzip file: Compressed file ended before'),
         (zipped(A) + b'rubbish', 'rows.jsonl: is a damaged gzip file: Not a gzipped file'),
         (zipped(A)[:-8] + b'\0' * 8, 'rows.jsonl: is a damaged gzip file: CRC check failed'),
         (zipped(A)[:10] + b'\xff' * 30, 'rows.jsonl: is a damaged gzip file: Error -3'),
+        # A gzip file that is whole, with a malformed line.
         (zipped(A + b'\n{"a":'), 'rows.jsonl:2: malformed JSON: Expecting value at column 6'),
     ],
 )
-def test_other_file_formats_are_recognized(tmp_path, content: bytes, problem: str):
-    (found,) = problems_of(tmp_path / 'rows.jsonl', content)
-    assert found.startswith(problem)
+def test_pointers_and_damaged_gzip_files_are_recognized(tmp_path, content: bytes, problem: str):
+    (message,) = problems_of(tmp_path / 'rows.jsonl', content)
+
+    assert message.startswith(problem)
 
 
-def test_folders_pipes_and_broken_links_are_errors_without_blocking(tmp_path):
+@pytest.mark.parametrize('content', BEGINNINGS_OF_OTHER_FORMATS)
+def test_other_file_formats_are_recognized(tmp_path, content: bytes):
+    (message,) = problems_of(tmp_path / 'rows.jsonl', content)
+
+    assert message.startswith('rows.jsonl: begins with ')
+
+
+@pytest.fixture
+def folder_of_oddities(tmp_path: Path) -> Path:
+    """Return a folder with a folder, a pipe and a broken link."""
     (tmp_path / 'folder.jsonl').mkdir()
     os.mkfifo(tmp_path / 'pipe.jsonl')
     (tmp_path / 'link.jsonl').symlink_to('nowhere')
-    names = ('folder.jsonl', 'pipe.jsonl', 'link.jsonl')
-    for name in (*names, 'a\0b', 'x' * 5000):
-        with pytest.raises(
-            DataError, match=f'^{name}: (there is no such data file|cannot be looked for: File name too)'
-        ):
-            locate(name, tmp_path)
-    for name in names:
-        with pytest.raises(DataError, match='is not a regular file'):
-            read_rows(str(tmp_path / name), [])
-    for name, problem in (('none.jsonl', 'there is no such file'), ('x' * 5000, 'File name too long')):
-        with pytest.raises(DataError, match=problem):
-            read_rows(str(tmp_path / name), [])
+    return tmp_path
+
+
+@pytest.mark.parametrize('name', ['folder.jsonl', 'pipe.jsonl', 'link.jsonl', 'a\0b', 'x' * 5000])
+def test_names_that_are_no_data_files_are_not_located(folder_of_oddities: Path, name: str):
+    problem = f'^{name}: (there is no such data file|cannot be looked for: File name too)'
+    with pytest.raises(DataError, match=problem):
+        locate(name, folder_of_oddities)
+
+
+@pytest.mark.parametrize(
+    ('name', 'problem'),
+    [
+        # What would block, or has no content.
+        ('folder.jsonl', 'is not a regular file'),
+        ('pipe.jsonl', 'is not a regular file'),
+        ('link.jsonl', 'is not a regular file'),
+        # Nothing of that name.
+        ('none.jsonl', 'there is no such file'),
+        ('x' * 5000, 'File name too long'),
+    ],
+)
+def test_folders_pipes_and_broken_links_are_errors_without_blocking(folder_of_oddities: Path, name: str, problem: str):
+    with pytest.raises(DataError, match=problem):
+        read_rows(str(folder_of_oddities / name), [])

@@ -76,9 +76,15 @@ def test_gauntlet_files_have_the_git_blob_id_of_llm_foundry():
 
 
 @pytest.mark.parametrize('name', FILES)
-def test_every_file_has_twelve_rows_or_more_with_the_keys_of_the_published_ones(name: str):
-    assert len(rows_of(name)) >= LEAST_ROWS
-    assert len({tuple(row) for row in rows_of(name)}) == 1
+def test_every_file_has_twelve_rows_or_more_with_the_same_keys(name: str):
+    rows = rows_of(name)
+
+    assert len(rows) >= LEAST_ROWS
+    assert len({tuple(row) for row in rows}) == 1
+
+
+@pytest.mark.parametrize('name', FILES)
+def test_rows_have_the_keys_of_the_published_ones_in_their_order(name: str):
     assert {tuple(row) for row in rows_of(name)} == {tuple(row) for row in published(name)}
 
 
@@ -89,10 +95,10 @@ def test_no_row_is_a_published_one():
     if not folder.is_dir():
         pytest.skip(f'the published files ({folder}) are not here')
 
-    shares = shared_words.shares_found(shared_words.texts_of_rows(folder.rglob('*.jsonl')))
+    share_by_row = shared_words.shares_found(shared_words.texts_of_rows(folder.rglob('*.jsonl')))
 
     assert len(shared_words.sample_rows()) > 1000
-    assert {place: share for place, share in shares.items() if share >= 1 / 3} == {}
+    assert {row: share for row, share in share_by_row.items() if share >= 1 / 3} == {}
 
 
 def test_no_row_is_in_the_demos_training_text():
@@ -102,6 +108,7 @@ def test_no_row_is_in_the_demos_training_text():
 @pytest.mark.parametrize('name', FILES)
 def test_no_row_and_no_choice_of_a_row_is_there_twice(name: str):
     rows = rows_of(name)
+
     assert len({json.dumps(row) for row in rows}) == len(rows)
     for row in rows:
         choices = [choice.strip() for choice in row.get('choices', [])]
@@ -110,13 +117,15 @@ def test_no_row_and_no_choice_of_a_row_is_there_twice(name: str):
 
 @pytest.mark.parametrize('name', FILES)
 def test_no_question_has_two_right_answers(name: str):
-    answers: dict[str, set[str]] = defaultdict(set)
+    answers_by_question: dict[str, set[str]] = defaultdict(set)
     for row in rows_of(name):
         # The sentence of a schema is its question: the gold is the context that it fits.
         answer_keys = ('gold',) if 'context_options' in row else ANSWER_KEYS
         question = {key: value for key, value in row.items() if key not in answer_keys}
-        answers[json.dumps(question)].add(json.dumps([row.get(key) for key in answer_keys]))
-    assert [question for question, found in answers.items() if len(found) > 1] == []
+        answer = [row.get(key) for key in answer_keys]
+        answers_by_question[json.dumps(question)].add(json.dumps(answer))
+
+    assert [question for question, answers in answers_by_question.items() if len(answers) > 1] == []
 
 
 @pytest.mark.parametrize('name', FILES)
@@ -127,7 +136,9 @@ def test_no_choice_is_right_far_more_often_than_by_chance(name: str):
         return
     chance = sum(1 / len(row['choices']) for row in rows) / len(rows)
     standard_error = math.sqrt(chance * (1 - chance) / len(rows))
+
     ((_, num_right),) = Counter(row['gold'] for row in rows).most_common(1)
+
     assert num_right / len(rows) <= chance + max(0.05, 3 * standard_error)
 
 
@@ -146,31 +157,59 @@ def test_the_rule_of_a_file_finds_the_source_of_each_row(name: str):
 
 def test_the_page_about_these_rows_counts_them():
     page = (ROOT / 'docs' / 'models.md').read_text(encoding='utf-8')
-    said = {name: int(rows) for name, rows in re.findall(r'^\| `(\w+)` \| \d+ \| (\d+) \|$', page, re.MULTILINE)}
+    table_row = re.compile(r'^\| `(\w+)` \| \d+ \| (\d+) \|$', re.MULTILINE)
+    stated = {category: int(num_rows) for category, num_rows in table_row.findall(page)}
     names = [str(path.relative_to(FOLDER)).removesuffix('.jsonl') for path in FOLDER.rglob('*.jsonl')]
-    rows = Counter(name.split('/')[0] for name in names for _ in rows_of(name))
-    assert said == rows
-    assert f'{rows.total():,} in {len(names)} files' in page
+    num_rows_by_category: Counter[str] = Counter()
+    for name in names:
+        num_rows_by_category[name.split('/')[0]] += len(rows_of(name))
+
+    assert stated == num_rows_by_category
+    assert f'{num_rows_by_category.total():,} in {len(names)} files' in page
 
 
 @pytest.mark.parametrize('dataset', SCORE_TASKS.values())
 def test_the_questions_of_score_are_read_without_warnings(dataset: str):
-    assert read_score_rows(load_suite(None, None, {'dataset': dataset}).tasks[-1].spec, FOLDER).warnings == ()
+    task = load_suite(None, None, {'dataset': dataset}).tasks[-1]
+
+    assert read_score_rows(task.spec, FOLDER).warnings == ()
+
+
+def score_prompts(name: str) -> dict[str, Any]:
+    """Return the prompts of a data set by perturbation."""
+    return json.loads((FOLDER / 'score' / 'prompts' / f'{name}.json').read_text(encoding='utf-8'))
+
+
+@pytest.mark.parametrize('name', ENDINGS)
+def test_other_perturbations_of_score_use_one_of_the_ten_prompts(name: str):
+    single = ['non_greedy_robustness'] if name == 'math' else ['option_order_robustness', 'non_greedy_robustness']
+
+    prompts = score_prompts(name)
+
+    assert list(prompts) == [*single, 'prompt_robustness']
+    assert all(prompts[key] in prompts['prompt_robustness'] for key in single)
+
+
+@pytest.mark.parametrize('name', ['mmlu_pro', 'agieval'])
+def test_options_in_prompts_of_score_have_one_format(name: str):
+    formats = {prompt.get('options_format') for prompt in score_prompts(name)['prompt_robustness']}
+
+    assert formats == {'\n{letter}: {option}'}
+
+
+@pytest.mark.parametrize('name', ENDINGS)
+def test_score_has_ten_prompts_that_differ_in_their_words(name: str):
+    texts = [prompt['prompt'] for prompt in score_prompts(name)['prompt_robustness']]
+
+    texts_without_fields = [re.sub(r'\{(question|options|category)\}', ' ', text) for text in texts]
+    words_of_texts = {tuple(re.findall(r'\w+', text.casefold())) for text in texts_without_fields}
+    assert len(words_of_texts) == 10
 
 
 @pytest.mark.parametrize(('name', 'ending'), ENDINGS.items())
-def test_score_has_ten_distinct_prompts_that_ask_for_the_expected_ending(name: str, ending: str):
-    """The ending is asked for before the question or after it; the other perturbations use one of the prompts."""
-    found = json.loads((FOLDER / 'score' / 'prompts' / f'{name}.json').read_text(encoding='utf-8'))
-    single = ['non_greedy_robustness'] if name == 'math' else ['option_order_robustness', 'non_greedy_robustness']
-    assert list(found) == [*single, 'prompt_robustness']
-    prompts = found['prompt_robustness']
-    assert all(found[key] in prompts for key in single)
-    if name != 'math':
-        assert {prompt.get('options_format') for prompt in prompts} == {'\n{letter}: {option}'}
-    texts = [prompt['prompt'] for prompt in prompts]
-    fields = r'\{(question|options|category)\}'
-    assert len({' '.join(re.findall(r'\w+', re.sub(fields, ' ', text).casefold())) for text in texts}) == 10
+def test_prompts_of_score_ask_for_the_expected_ending_before_or_after_the_question(name: str, ending: str):
+    texts = [prompt['prompt'] for prompt in score_prompts(name)['prompt_robustness']]
+
     for text in texts:
         assert text.count('{question}' if name == 'math' else '{question}{options}') == 1
         assert ('{category}' not in text) or name == 'mmlu_pro'

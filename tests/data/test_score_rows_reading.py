@@ -31,8 +31,10 @@ def problems_of(dataset: str, folder: Path, **keys: Any) -> list[str]:
 
 def test_mmlu_pro_rows_have_their_category_as_topic_and_the_index_as_gold(write_jsonl, tmp_path):
     write_jsonl('score/mmlu_pro_test.jsonl', [LAW, '', {**LAW, 'category': 'math', 'answer_index': 0, 'answer': 'A'}])
+
     rows = read_score_rows(task_of('mmlu_pro').spec, tmp_path)
-    assert [(row.row, row.file, row.category, row.variant) for row in rows.examples] == [
+
+    assert [(example.row, example.file, example.category, example.variant) for example in rows.examples] == [
         (0, None, 'law', None),
         (2, None, 'math', None),
     ]
@@ -61,15 +63,19 @@ def test_agieval_option_letters_are_removed_as_in_the_reference(write_jsonl, tmp
 )
 def test_an_agieval_question_follows_its_passage(write_jsonl, tmp_path, changes: dict[str, Any], text: str):
     write_jsonl('score/agieval_v1/sat-en.jsonl', [{**SAT, **changes}])
+
     (example,) = read_score_rows(task_of('agieval', subsets='sat-en').spec, tmp_path).examples
+
     assert example.content == LetteredQuestion(text, ('1', ' 2', '3', '4'), 2)
 
 
 def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
     write_jsonl('score/hendrycks_math/algebra.jsonl', [SUM])
     write_jsonl('score/hendrycks_math/geometry.jsonl', [{**SUM, 'problem': '2+2?'}])
+
     rows = read_score_rows(task_of('math').spec, tmp_path)
-    assert [(row.row, row.file, row.category) for row in rows.examples] == [
+
+    assert [(example.row, example.file, example.category) for example in rows.examples] == [
         (0, 'algebra', 'algebra'),
         (0, 'geometry', 'geometry'),
     ]
@@ -86,11 +92,13 @@ def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
 @pytest.mark.parametrize(
     ('dataset', 'change', 'problem'),
     [
+        # Options, their number, and the index of the right one.
         ('mmlu_pro', {'options': ['he']}, 'options is a list; allowed: a list of two or more texts'),
         ('mmlu_pro', {'options': ['he', '']}, "options[1] is ''; allowed: a non-empty text"),
         ('mmlu_pro', {'options': list('abcdefghijk')}, 'there are 11 options; allowed: 10, one per letter from A to J'),
         ('mmlu_pro', {'answer_index': 3}, 'answer_index is 3 but there are 3 choices (0..2)'),
         ('mmlu_pro', {'category': ''}, 'category is empty; allowed: text'),
+        # The label, one letter of the options'.
         ('agieval', {'label': 'E'}, "label is 'E'; allowed: one letter of ABCD"),
         ('agieval', {'label': 'AB'}, "label is 'AB'; allowed: one letter of ABCD"),
         ('agieval', {'passage': 7}, 'passage is 7; allowed: text'),
@@ -101,10 +109,15 @@ def test_math_rows_have_their_subject_as_category(write_jsonl, tmp_path):
 def test_a_malformed_row_is_named_with_file_and_line(
     write_jsonl, tmp_path, dataset: str, change: dict[str, Any], problem: str
 ):
-    good = {'mmlu_pro': LAW, 'agieval': SAT, 'math': SUM}[dataset]
-    names = {'mmlu_pro': 'mmlu_pro_test', 'agieval': 'agieval_v1/sat-en', 'math': 'hendrycks_math/algebra'}
-    write_jsonl(f'score/{names[dataset]}.jsonl', [good, {**good, **change}, good])
-    assert problems_of(dataset, tmp_path) == [f'score/{names[dataset]}.jsonl:2: {problem}']
+    good_row = {'mmlu_pro': LAW, 'agieval': SAT, 'math': SUM}[dataset]
+    path = {
+        'mmlu_pro': 'score/mmlu_pro_test.jsonl',
+        'agieval': 'score/agieval_v1/sat-en.jsonl',
+        'math': 'score/hendrycks_math/algebra.jsonl',
+    }[dataset]
+    write_jsonl(path, [good_row, {**good_row, **change}, good_row])
+
+    assert problems_of(dataset, tmp_path) == [f'{path}:2: {problem}']
 
 
 def test_malformed_rows_of_all_files_are_reported_together(write_jsonl, tmp_path):
@@ -120,20 +133,36 @@ def test_malformed_rows_of_all_files_are_reported_together(write_jsonl, tmp_path
     ]
 
 
-def test_absent_subsets_are_warnings_unless_listed(write_jsonl, tmp_path):
+@pytest.fixture
+def two_subsets(write_jsonl, tmp_path: Path) -> Path:
+    """Write two of the seven subsets of AGIEval, and return the data root."""
     write_jsonl('score/agieval_v1/sat-en.jsonl', [SAT])
     write_jsonl('score/agieval_v1/lsat-ar.jsonl', [SAT])
-    rows = read_score_rows(task_of('agieval').spec, tmp_path)
+    return tmp_path
+
+
+def test_absent_subsets_are_warnings(two_subsets: Path):
+    rows = read_score_rows(task_of('agieval').spec, two_subsets)
+
     absent = ('sat-math', 'lsat-lr', 'lsat-rc', 'logiqa-en', 'aqua-rat')
     assert rows.absent == absent
     assert rows.warnings == tuple(f'score_agieval: no file of {name}; skipped' for name in absent)
-    assert [row.file for row in rows.examples] == ['sat-en', 'lsat-ar']
-    assert [row.file for row in read_score_rows(task_of('agieval', subsets='lsat-ar').spec, tmp_path).examples] == [
-        'lsat-ar'
-    ]
-    found = problems_of('agieval', tmp_path, subsets=['sat-en', 'aqua-rat', 'sat_en', 'logiqa-en'])
-    assert found[0] == "score_agieval: subsets: 'sat_en' is unknown, did you mean 'sat-en'?"
-    assert [problem.partition(' (looked')[0] for problem in found[1:]] == [
+    assert [example.file for example in rows.examples] == ['sat-en', 'lsat-ar']
+
+
+def test_only_the_subsets_that_are_listed_are_read(two_subsets: Path):
+    rows = read_score_rows(task_of('agieval', subsets='lsat-ar').spec, two_subsets)
+
+    assert [example.file for example in rows.examples] == ['lsat-ar']
+
+
+def test_a_listed_subset_that_is_absent_or_unknown_is_an_error(two_subsets: Path):
+    subsets = ['sat-en', 'aqua-rat', 'sat_en', 'logiqa-en']
+
+    unknown, *absent = problems_of('agieval', two_subsets, subsets=subsets)
+
+    assert unknown == "score_agieval: subsets: 'sat_en' is unknown, did you mean 'sat-en'?"
+    assert [problem.partition(' (looked')[0] for problem in absent] == [
         'score/agieval_v1/logiqa-en.jsonl: there is no such data file',
         'score/agieval_v1/aqua-rat.jsonl: there is no such data file',
     ]
@@ -142,7 +171,9 @@ def test_absent_subsets_are_warnings_unless_listed(write_jsonl, tmp_path):
 @pytest.mark.parametrize(('dataset', 'name'), [('agieval', 'agieval_v1/sat-math'), ('mmlu_pro', 'mmlu_pro_test')])
 def test_no_file_at_all_is_an_error(tmp_path, monkeypatch, dataset: str, name: str):
     monkeypatch.chdir(tmp_path)
+
     (problem,) = problems_of(dataset, tmp_path)
+
     assert problem.startswith(f'score_{dataset}: none of its files exist: score/{name}.jsonl')
     assert problem.endswith('; set data_root to their folder')
 
@@ -157,7 +188,10 @@ def test_oddities_are_warnings_with_the_first_place_and_a_count(write_jsonl, tmp
         {**LAW, 'options': ['he', 'he', 'she'], 'answer': None},
     ]
     path = write_jsonl('score/mmlu_pro_test.jsonl', rows)
-    assert read_score_rows(task_of('mmlu_pro').spec, tmp_path).warnings == (
+
+    warnings = read_score_rows(task_of('mmlu_pro').spec, tmp_path).warnings
+
+    assert warnings == (
         f'{path}:2: answer contradicts answer_index; answer_index is used (2 such rows)',
         f'{path}:4: an option is repeated (1 such rows)',
         f'{path}:5: the right option is repeated (2 such rows)',
@@ -170,24 +204,26 @@ def test_oddities_are_warnings_with_the_first_place_and_a_count(write_jsonl, tmp
 @pytest.mark.parametrize(
     ('query', 'choices', 'text', 'options'),
     [
+        # No list of options: at most a hint for the answer goes.
         ('Sky?', ('blue', 'green'), 'Sky?', ('blue', 'green')),
         ('Sky?\nAnswer:', ('blue', 'green'), 'Sky?', ('blue', 'green')),
         ('Who is she? A:', ('a', 'b'), 'Who is she?', ('a', 'b')),
         ('Say the Answer', ('blue', 'green'), 'Say the Answer', ('blue', 'green')),
         ('Type DNA:', ('blue', 'green'), 'Type DNA:', ('blue', 'green')),
+        # A list in the forms of the published files.
         ('Sky?\nA. blue\nB. green\nAnswer:', ('A', 'B'), 'Sky?', ('blue', 'green')),
         ('Sky?\nChoices\nA. blue\nB. green', ('A', 'B'), 'Sky?', ('blue', 'green')),
         ('Sky?\nChoices:\nA. blue\nB. green\nAnswer:', ('(A)', '(B)'), 'Sky?', ('blue', 'green')),
         ('Sky?\nChoices: A. blue\nB. green', ('A', 'B'), 'Sky?', ('blue', 'green')),
         ('Sky?\nChoices:\nA.) blue\nB.) green\nAnswer:', ('A', 'B'), 'Sky?', ('blue', 'green')),
         ('Sky?\nChoices:\na.) blue\nb.) green\nAnswer:', ('blue', 'green'), 'Sky?', ('blue', 'green')),
-        # names, and what looks like a list before it: from mmlu and logi_qa
+        # Names, and what looks like a list before it: from mmlu and logi_qa.
         ('Who?\nA. Jung\nB. B. F. Skinner', ('A', 'B'), 'Who?', ('Jung', 'B. F. Skinner')),
         ('Is it A. or\nB. by?\nA. in A. now\nB. no', ('A', 'B'), 'Is it A. or\nB. by?', ('in A. now', 'no')),
         ('Sky?\nA. blue\nand red\nB. green', ('A', 'B'), 'Sky?', ('blue\nand red', 'green')),
-        # from math_qa
+        # An empty option: from math_qa.
         ('How many?\nA. \nB. 2\nAnswer:', ('A', 'B'), 'How many?', ('', '2')),
-        # lists that say something else than the choices stay: the order of the choices counts
+        # Lists that say something else than the choices stay: the order of the choices counts.
         ('Sky?\nA. blue\nB. green', ('green', 'blue'), 'Sky?\nA. blue\nB. green', ('green', 'blue')),
     ],
 )
@@ -196,7 +232,14 @@ def test_options_listed_in_a_query_are_removed_from_it(query: str, choices: tupl
 
 
 @pytest.mark.parametrize(
-    'query', ['Which?', 'A. one\nB. two\nC. three', 'B. two\nA. one', 'A. one\nAnswer:', 'Which?\nA one\nB two']
+    'query',
+    [
+        'Which?',
+        'A. one\nB. two\nC. three',  # more options than choices
+        'B. two\nA. one',
+        'A. one\nAnswer:',  # fewer options than choices
+        'Which?\nA one\nB two',  # without points
+    ],
 )
 def test_letter_choices_without_a_list_are_an_error(query: str):
     with pytest.raises(RowError, match='the choices are letters, but the query does not end in a list of options'):
@@ -210,7 +253,9 @@ def source_rows(tmp_path: Path, **keys: Any) -> TaskRows:
     return read_source(task_of('arc', [{**ARC, **keys}]), tmp_path)
 
 
-def test_rows_of_a_task_keep_their_number_and_category(write_jsonl, tmp_path):
+@pytest.fixture
+def arc_root(write_jsonl, tmp_path: Path) -> Path:
+    """Write rows of a task, and return the data root."""
     rows = [
         {'query': ' Sky?', 'choices': ['blue', 'green'], 'gold': 0, 'category': 'nature'},
         {'query': 'Who?\nA. he\nB. she\nAnswer:', 'choices': ['A', 'B'], 'gold': 1, 'category': 'law'},
@@ -218,22 +263,35 @@ def test_rows_of_a_task_keep_their_number_and_category(write_jsonl, tmp_path):
         {'query': 'How many?\nA. 1\nB. \nAnswer:', 'choices': ['A', 'B'], 'gold': 1, 'category': 'math'},
     ]
     write_jsonl('arc.jsonl', rows)
-    found = source_rows(tmp_path, has_categories=True)
-    assert [(row.row, row.category, row.content) for row in found.examples[:2]] == [
+    return tmp_path
+
+
+def test_rows_of_a_task_keep_their_number_and_category(arc_root: Path):
+    rows = source_rows(arc_root, has_categories=True)
+
+    assert [(example.row, example.category, example.content) for example in rows.examples[:2]] == [
         (0, 'nature', LetteredQuestion('Sky?', ('blue', 'green'), 0, 'nature')),
         (1, 'law', LetteredQuestion('Who?', ('he', 'she'), 1, 'law')),
     ]
-    assert found.warnings == (
+    assert rows.absent == ()
+
+
+def test_oddities_of_rows_of_a_task_are_warnings(arc_root: Path):
+    assert source_rows(arc_root, has_categories=True).warnings == (
         'arc.jsonl:3: the right option is repeated (1 such rows)',
         'arc.jsonl:4: an option is empty (1 such rows)',
     )
-    assert found.absent == ()
-    assert source_rows(tmp_path).examples[0].content.topic == ''
+
+
+def test_rows_of_a_task_without_categories_have_no_topic(arc_root: Path):
+    assert source_rows(arc_root).examples[0].content.topic == ''
 
 
 def test_malformed_rows_of_a_task_are_named(write_jsonl, tmp_path):
     write_jsonl('arc.jsonl', [{'query': 'Who?', 'choices': ['A', 'B'], 'gold': 1}] * 2)
+
     with pytest.raises(DataError) as raised:
         source_rows(tmp_path)
+
     problem = "the choices are letters, but the query does not end in a list of options (lines 'A. ...')"
     assert list(raised.value.problems) == [f'score_arc: arc.jsonl:{line}: {problem}' for line in (1, 2)]

@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import object_store
 import pytest
@@ -22,7 +23,7 @@ from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.data.stores import Store, StoredFile
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.runtime.checkpoint_folders import Checkpoint, find_checkpoints
-from llmfoundry_gauntlet.runtime.claims import Claims, this_process
+from llmfoundry_gauntlet.runtime.claims import Claims, Process, this_process
 from llmfoundry_gauntlet.runtime.watch import Watcher, WatchSettings
 
 s3_server = object_store.s3_server
@@ -32,8 +33,10 @@ def checkpoint(name: str = 'deep/ep0-ba2-rank0.pt', version: str = 'v1') -> Chec
     return Checkpoint(name=name, files=(StoredFile(name, 1, version),))
 
 
-ONE, OVERWRITTEN, ANOTHER = checkpoint(), checkpoint(version='v2'), checkpoint('deep/ep0-ba2-rank0.pt.1')
-STEM = f'deep%2Fep0-ba2-rank0.pt@{ONE.version}'  # of the names of its claims
+CLAIMED = checkpoint()
+OVERWRITTEN = checkpoint(version='v2')
+OTHER_NAME = checkpoint('deep/ep0-ba2-rank0.pt.1')
+STEM = f'deep%2Fep0-ba2-rank0.pt@{CLAIMED.version}'  # of the names of its claims
 
 
 @pytest.fixture(params=['disk', 's3'])
@@ -53,59 +56,69 @@ def claims_in(place: str, *, expires: float = 60.0) -> Claims:
 
 
 def last_of(claims: Claims) -> tuple[str, float]:
-    """Return owner and expiry of the last claim on ONE."""
-    claim = claims.last(ONE)
+    """Return owner and expiry of the last claim on CLAIMED."""
+    claim = claims.last(CLAIMED)
     assert claim is not None
     return claim.owner, claim.expires
 
 
 def test_a_claim_excludes_other_watchers_until_it_is_released(place: str):
     first, second = claims_in(place), claims_in(place)
-    with first.held(ONE) as is_held, second.held(ONE) as is_held_too:  # the second has not refreshed since
-        assert is_held and not is_held_too
+
+    # The second has not refreshed since the claim of the first.
+    with first.held(CLAIMED) as first_has_it, second.held(CLAIMED) as second_has_it:
+        assert first_has_it
+        assert not second_has_it
         second.refresh()
-        claim = second.last(ONE)
-        assert claim is not None and claim.owner == first.owner and claim.is_valid
-        assert [second.is_overwritten(one) for one in (ONE, OVERWRITTEN, ANOTHER)] == [False, True, False]
-        assert second.last(OVERWRITTEN) is second.last(ANOTHER) is None
+        claim = second.last(CLAIMED)
+        assert claim is not None
+        assert claim.owner == first.owner
+        assert claim.is_valid
+
     second.refresh()
     assert last_of(second) == (first.owner, 0.0)
-    with second.held(ONE) as is_held:
-        assert is_held
+    with second.held(CLAIMED) as second_has_it:
+        assert second_has_it
 
 
-def test_a_claim_is_renewed_while_it_is_held_and_an_unreadable_one_has_expired(place: str):
-    """Creating a claim and writing its content are two steps."""
-    owner, watching, expiries = claims_in(place, expires=2.0), claims_in(place), set()
-    with owner.held(ONE):
+def test_a_claim_is_on_one_version_of_one_name(place: str):
+    first, second = claims_in(place), claims_in(place)
+
+    with first.held(CLAIMED):
+        second.refresh()
+
+        assert not second.is_overwritten(CLAIMED)
+        assert second.is_overwritten(OVERWRITTEN)
+        assert not second.is_overwritten(OTHER_NAME)
+        assert second.last(OVERWRITTEN) is None
+        assert second.last(OTHER_NAME) is None
+
+
+def test_a_claim_is_renewed_while_it_is_held(place: str):
+    owner, watching = claims_in(place, expires=2.0), claims_in(place)
+    expiries = set()
+
+    with owner.held(CLAIMED):
         watching.refresh()
         end = time.monotonic() + 60.0
         while len(expiries) < 3 and time.monotonic() < end:
             expiries.add(last_of(watching)[1])
             time.sleep(0.1)
-        assert len(expiries) == 3 and min(expiries) > time.time() - 2.0
+        now = time.time()
+
+    assert len(expiries) == 3
+    assert min(expiries) > now - 2.0
+
+
+def test_an_unreadable_claim_has_expired(place: str):
+    """Creating a claim and writing its content are two steps."""
+    owner, watching = claims_in(place), claims_in(place)
+    with owner.held(CLAIMED):
+        watching.refresh()
+
     watching.store.write(f'{STEM}.0.json', b'[1, 2')
+
     assert last_of(watching) == ('unknown', 0.0)
-
-
-def test_a_process_has_ended_only_if_that_is_certain():
-    """A process id that is free in this namespace may be in use on another machine, or in another container.
-
-    Mutations: an id that another process has now counts as the process that ended; so does one of another container.
-    """
-    own = this_process()
-    assert own is not None
-    sleeper = subprocess.Popen(['sleep', '1000'])
-    theirs = replace(own, pid=sleeper.pid, started=started_of(sleeper.pid))
-    assert not own.has_ended and not theirs.has_ended
-    sleeper.kill()
-    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # it has ended, but its parent has not noticed
-    assert theirs.has_ended
-    sleeper.wait()
-    assert theirs.has_ended
-    assert replace(own, started=own.started - 1).has_ended  # its number was given to this process
-    for elsewhere in ({'host': 'other'}, {'boot': 'other'}, {'namespace': 'pid:[1]'}):
-        assert not replace(theirs, **elsewhere).has_ended
 
 
 def started_of(pid: int) -> int:
@@ -113,17 +126,72 @@ def started_of(pid: int) -> int:
     return int(Path(f'/proc/{pid}/stat').read_text().split()[21])
 
 
+def process_of(sleeper: subprocess.Popen[bytes]) -> Process:
+    own = this_process()
+    assert own is not None
+    return replace(own, pid=sleeper.pid, started=started_of(sleeper.pid))
+
+
+def test_a_process_that_runs_has_not_ended():
+    own = this_process()
+    assert own is not None
+    with subprocess.Popen(['sleep', '1000']) as sleeper:
+        has_ended = process_of(sleeper).has_ended
+        sleeper.kill()
+
+    assert not own.has_ended
+    assert not has_ended
+
+
+def test_a_killed_process_has_ended_also_before_its_parent_notices():
+    sleeper = subprocess.Popen(['sleep', '1000'])
+    process = process_of(sleeper)
+
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    has_ended_unnoticed = process.has_ended
+    sleeper.wait()
+
+    assert has_ended_unnoticed
+    assert process.has_ended
+
+
+def test_a_process_whose_id_another_has_now_has_ended():
+    """Mutation: an id that another process has now counts as the process that ended."""
+    own = this_process()
+    assert own is not None
+
+    assert replace(own, started=own.started - 1).has_ended
+
+
+@pytest.mark.parametrize('changes', [{'host': 'other'}, {'boot': 'other'}, {'namespace': 'pid:[1]'}])
+def test_whether_a_process_elsewhere_has_ended_is_not_certain(changes: dict[str, str]):
+    """An id that is free in this namespace may be in use on another machine, or in another container.
+
+    Mutation: a process of another container counts as ended.
+    """
+    with subprocess.Popen(['sleep', '1000']) as sleeper:
+        process = process_of(sleeper)
+        sleeper.kill()
+
+    assert process.has_ended
+    assert not replace(process, **changes).has_ended
+
+
 def test_names_of_any_length_and_script_have_claims(place: str):
     """A name of 255 bytes on disk has 765 when its letters are quoted."""
-    names = [f'{"ж" * 100}-ba{batch}-rank0.pt' for batch in (2, 4)]
-    long, other = map(checkpoint, names)
+    long_name = f'{"ж" * 100}-ba2-rank0.pt'
+    other_name = f'{"ж" * 100}-ba4-rank0.pt'
     claims = claims_in(place)
-    with claims.held(long) as is_held:
+
+    with claims.held(checkpoint(long_name)) as is_held:
         assert is_held
     claims.refresh()
-    assert claims.last(long) is not None and claims.last(other) is None
-    overwritten = [checkpoint(name, version='v2') for name in names]
-    assert [claims.is_overwritten(one) for one in overwritten] == [True, False]
+
+    assert claims.last(checkpoint(long_name)) is not None
+    assert claims.last(checkpoint(other_name)) is None
+    assert claims.is_overwritten(checkpoint(long_name, version='v2'))
+    assert not claims.is_overwritten(checkpoint(other_name, version='v2'))
 
 
 def watcher_of(folder: Path, **settings: str) -> Watcher:
@@ -198,42 +266,58 @@ def test_only_one_watcher_takes_over_from_a_killed_one_and_at_once(tmp_path: Pat
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, 'PYTHONPATH': paths})
     with holder:
         assert holder.stdout is not None and holder.stdout.readline() == 'claimed\n'
-        one, two = watcher_of(tmp_path), watcher_of(tmp_path)
-        assert next_batch(one) is None
-        (held,) = one.checkpoints
-        claim = one.claims.last(held)
+        first, second = watcher_of(tmp_path), watcher_of(tmp_path)
+        assert next_batch(first) is None
+        (abandoned,) = first.checkpoints
+        claim = first.claims.last(abandoned)
         assert claim is not None
         until = time.strftime('%H:%M:%S', time.localtime(claim.expires))
         assert f'running by {claim.owner}, claim expires at {until} unless renewed' in caplog.text
         holder.send_signal(signal.SIGKILL)
-    assert next_batch(one) == next_batch(two) == 2
+
+    assert next_batch(first) == next_batch(second) == 2
     with ExitStack() as stack:
-        assert one.claim(held, stack) is not None
-        assert two.claim(held, stack) is None
+        assert first.claim(abandoned, stack) is not None
+        assert second.claim(abandoned, stack) is None
         assert f'taken over from {claim.owner}, which has ended' in caplog.messages[-1]
-        assert next_batch(two) is None
+        assert next_batch(second) is None
 
 
-def test_a_claim_without_a_process_or_of_a_later_version_goes_by_its_expiry_time(tmp_path: Path):
+@pytest.mark.parametrize(
+    'process',
+    [
+        None,
+        {'host': 'here', 'cgroup': 7},  # keys of a later version
+    ],
+)
+@pytest.mark.parametrize(
+    ('seconds_left', 'next_expected'),
+    [
+        (60.0, None),
+        (-1.0, 2),
+    ],
+)
+def test_a_claim_without_a_process_or_of_a_later_version_goes_by_its_expiry_time(
+    tmp_path: Path, process: dict[str, Any] | None, seconds_left: float, next_expected: int | None
+):
     write(tmp_path, 2)
     watcher = watcher_of(tmp_path)
-    found = watcher.next_step()
-    assert isinstance(found, Checkpoint)
+    step = watcher.next_step()
+    assert isinstance(step, Checkpoint)
     with ExitStack() as stack:
-        watcher.claim(found, stack)
+        watcher.claim(step, stack)
     (path,) = (tmp_path / 'checkpoints/.gauntlet').glob('*/*.0.json')
-    for process in (None, {'host': 'here', 'cgroup': 7}):
-        claim = {'owner': 'someone:1', 'process': process}
-        path.write_text(json.dumps({**claim, 'expires': time.time() + 60.0}))
-        assert next_batch(watcher) is None
-        path.write_text(json.dumps({**claim, 'expires': time.time() - 1.0}))
-        assert next_batch(watcher) == 2
+
+    claim = {'owner': 'someone:1', 'process': process, 'expires': time.time() + seconds_left}
+    path.write_text(json.dumps(claim))
+
+    assert next_batch(watcher) == next_expected
 
 
 def test_all_formats_are_found_and_their_records_are_in_folders_named_by_batch_or_by_checkpoint(tmp_path: Path):
     """Hidden files, other files, files of other ranks and links, as Composer makes them, are no checkpoints."""
     watcher, folder = watcher_of(tmp_path), tmp_path / 'checkpoints'
-    records = {  # by file
+    records_of_file = {
         'ep0-ba2-rank0.pt': 'ba2',
         'deep/ep10-ba2000-rank0.pt': 'deep/ba2000',
         'ep0-ba4/.metadata': 'ba4',
@@ -241,19 +325,35 @@ def test_all_formats_are_found_and_their_records_are_in_folders_named_by_batch_o
         'huggingface/ba8/config.json': 'huggingface/ba8',
         'checkpoint-500/model.safetensors': 'ba500',
         'run1/step_30/config.json': 'run1/ba30',
-        'mine-7b.pt': 'mine-7b.pt',
+        'final-7b.pt': 'final-7b.pt',
     }
-    beside = ('ep0-ba2-rank1.pt', 'ep0-ba4/__0_0.distcp', 'huggingface/ba8/optimizer.pt', 'latest-rank0.pt.symlink')
-    other = ('deep/notes.txt', 'tokenizer/tokenizer.json', '.gauntlet/ep0-ba2-rank0.pt.json', '.cache/ep0-ba3-rank0.pt')
-    for name in (*records, *beside, *other):
+    ignored = [
+        # Other files of checkpoints.
+        'ep0-ba2-rank1.pt',
+        'ep0-ba4/__0_0.distcp',
+        'huggingface/ba8/optimizer.pt',
+        'latest-rank0.pt.symlink',
+        # Files of no checkpoint, and hidden ones.
+        'deep/notes.txt',
+        'tokenizer/tokenizer.json',
+        '.gauntlet/ep0-ba2-rank0.pt.json',
+        '.cache/ep0-ba3-rank0.pt',
+    ]
+    for name in [*records_of_file, *ignored]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    for link, target in (('latest', 'ep0-ba4'), ('latest-rank0.pt', 'ep0-ba2-rank0.pt'), ('gone.pt', 'nowhere')):
-        (folder / link).symlink_to(target)
+    (folder / 'latest').symlink_to('ep0-ba4')
+    (folder / 'latest-rank0.pt').symlink_to('ep0-ba2-rank0.pt')
+    (folder / 'gone.pt').symlink_to('nowhere')
+
     watcher.next_step()
-    found = {checkpoint.name: watcher.folder(checkpoint) for checkpoint in watcher.checkpoints}
-    whole = {name if name.endswith('.pt') else name.rpartition('/')[0]: place for name, place in records.items()}
-    assert found == {name: tmp_path / 'out' / place for name, place in whole.items()}
+
+    folder_of_checkpoint = {checkpoint.name: watcher.folder(checkpoint) for checkpoint in watcher.checkpoints}
+    expected = {}
+    for file, records in records_of_file.items():
+        name = file if file.endswith('.pt') else file.rpartition('/')[0]  # a folder is one checkpoint
+        expected[name] = tmp_path / 'out' / records
+    assert folder_of_checkpoint == expected
 
 
 def version_of_checkpoint(versions_of_files: str) -> str:
@@ -279,8 +379,10 @@ def test_with_a_time_budget_watchers_wait_for_the_first_evaluation_which_measure
     watcher, other = (watcher_of(tmp_path, time_budget='10s') for _ in range(2))
     write(tmp_path, 2)
     write(tmp_path, 4)
+
     step = watcher.next_step()
     assert isinstance(step, Checkpoint)
+
     with ExitStack() as stack:
         watcher.claim(step, stack)
         assert next_batch(other) is None

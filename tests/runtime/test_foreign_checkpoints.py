@@ -52,36 +52,63 @@ def content() -> dict[str, Any]:
     return tiny.content_of(network)
 
 
-@pytest.mark.parametrize(
-    'timestamp', [{'Timestamp': Timestamp(batch=7).state_dict()}, Timestamp(batch=Time(7, TimeUnit.BATCH))]
+of_timestamps = pytest.mark.parametrize(
+    'timestamp',
+    [
+        {'Timestamp': Timestamp(batch=7).state_dict()},
+        Timestamp(batch=Time(7, TimeUnit.BATCH)),
+    ],
 )
+
+
+@of_timestamps
 def test_objects_of_unknown_classes_in_a_checkpoint_are_not_created(
     tmp_path: Path, marker: Path, content: dict[str, Any], timestamp: Any
 ):
-    content['state']['callbacks'] = {'mine': {'state': Own(), 'code': Marking(open, marker, 'w')}}
+    content['state']['callbacks'] = {'own': {'state': Own(), 'code': Marking(open, marker, 'w')}}
     content['state']['timestamp'] = timestamp
     torch.save(content, tmp_path / 'x.pt')
-    found = read_file(tmp_path / 'x.pt')
+
+    checkpoint = read_file(tmp_path / 'x.pt')
+
     assert not marker.exists()
-    assert found.training is not None and found.training.batch == 7
-    assert len(found.weights.tensors) == len(content['state']['model'])
+    assert checkpoint.training is not None
+    assert checkpoint.training.batch == 7
+    assert len(checkpoint.weights.tensors) == len(content['state']['model'])
+
+
+@of_timestamps
+def test_a_model_is_read_beside_objects_of_unknown_classes(
+    tmp_path: Path, marker: Path, content: dict[str, Any], timestamp: Any
+):
+    content['state']['callbacks'] = {'own': {'state': Own(), 'code': Marking(open, marker, 'w')}}
+    content['state']['timestamp'] = timestamp
+    torch.save(content, tmp_path / 'x.pt')
+
     with open_model(str(tmp_path / 'x.pt')) as source:
         assert source.config.model_type == 'llama'
         assert source.tokenizer('a')['input_ids'] == tiny.tokenizer()('a').input_ids
+    assert not marker.exists()
 
 
-@pytest.mark.parametrize('place', ['model', 'huggingface'])
-def test_an_object_where_weights_or_configuration_should_be_is_an_error(
-    tmp_path: Path, marker: Path, content: dict[str, Any], place: str
-):
-    code = Marking(open, marker, 'w')
-    if place == 'model':
-        content['state']['model'] = code
-    else:
-        content['state']['integrations']['huggingface'] = {'model': code, 'tokenizer': code}
+def test_an_object_instead_of_the_weights_is_an_error(tmp_path: Path, marker: Path, content: dict[str, Any]):
+    content['state']['model'] = Marking(open, marker, 'w')
     torch.save(content, tmp_path / 'x.pt')
+
     with pytest.raises(ModelError, match=r'x\.pt: '), open_model(str(tmp_path / 'x.pt')):
         pass
+
+    assert not marker.exists()
+
+
+def test_an_object_instead_of_the_configuration_is_an_error(tmp_path: Path, marker: Path, content: dict[str, Any]):
+    code = Marking(open, marker, 'w')
+    content['state']['integrations']['huggingface'] = {'model': code, 'tokenizer': code}
+    torch.save(content, tmp_path / 'x.pt')
+
+    with pytest.raises(ModelError, match=r'x\.pt: '), open_model(str(tmp_path / 'x.pt')):
+        pass
+
     assert not marker.exists()
 
 
@@ -89,41 +116,60 @@ def test_an_object_where_weights_or_configuration_should_be_is_an_error(
 def test_calls_in_a_checkpoint_that_torch_refuses_are_an_error(
     tmp_path: Path, marker: Path, content: dict[str, Any], call: Any
 ):
-    content['state']['callbacks'] = Marking(call, f'touch {str(marker)!r}' if call is os.system else marker)
+    argument = f'touch {str(marker)!r}' if call is os.system else marker
+    content['state']['callbacks'] = Marking(call, argument)
     torch.save(content, tmp_path / 'x.pt')
     refusal = r'x\.pt: cannot be read as a Composer checkpoint without running code: '
-    with pytest.raises(ModelError, match=refusal) as caught:
+
+    with pytest.raises(ModelError, match=refusal) as raised:
         read_file(tmp_path / 'x.pt')
-    assert 'load failed' not in str(caught.value)  # as the message of torch begins, which recommends to run it
+
+    assert 'load failed' not in str(raised.value)  # as the message of torch begins, which recommends to run it
     assert not marker.exists()
 
 
 def test_objects_in_a_sharded_checkpoint_are_not_created(tmp_path: Path, marker: Path, content: dict[str, Any]):
-    content['state']['timestamp'] = {
-        'Timestamp': {**Timestamp(batch=7).state_dict(), 'mine': Marking(open, marker, 'w')}
-    }
+    timestamp = {**Timestamp(batch=7).state_dict(), 'own': Marking(open, marker, 'w')}
+    content['state']['timestamp'] = {'Timestamp': timestamp}
     folder = tiny.save_sharded(content, tmp_path / 'ep0-ba7')
-    found = read_sharded(folder, wants_tokenizer=True)
+
+    checkpoint = read_sharded(folder, wants_tokenizer=True)
+
     assert not marker.exists()
-    assert found.training is not None and found.training.batch == 7
-    assert found.huggingface is not None and 'tokenizer.json' in found.huggingface['tokenizer']
+    assert checkpoint.training is not None
+    assert checkpoint.training.batch == 7
+    assert checkpoint.huggingface is not None
+    assert 'tokenizer.json' in checkpoint.huggingface['tokenizer']
 
 
 @pytest.mark.parametrize('protocol', [2, 4])
 def test_metadata_of_another_kind_are_an_error(tmp_path: Path, marker: Path, content: dict[str, Any], protocol: int):
     folder = tiny.save_sharded(content, tmp_path / 'run/ep0-ba7')
     (folder / '.metadata').write_bytes(pickle.dumps(Marking(open, marker, 'w'), protocol))
+
     with pytest.raises(ModelError, match=r'\.metadata: cannot be read: names '):
         read_sharded(folder, wants_tokenizer=False)
+
     assert not marker.exists()
 
 
-def test_a_file_of_weights_with_an_object_in_it_is_an_error(tmp_path: Path, marker: Path):
+@pytest.mark.parametrize(
+    'enclosed_in',
+    [
+        lambda code: code,
+        lambda code: [code],
+        lambda code: {'w': code},
+    ],
+)
+def test_a_file_of_weights_with_an_object_in_it_is_an_error(
+    tmp_path: Path, marker: Path, enclosed_in: Callable[[Marking], object]
+):
     code = Marking(open, marker, 'w')
-    for value in (code, [code], {'w': code}):
-        torch.save(value, tmp_path / 'pytorch_model.bin')
-        with pytest.raises(ModelError, match=r'pytorch_model\.bin: is not a file of weights'):
-            read_folder(tmp_path)
+    torch.save(enclosed_in(code), tmp_path / 'pytorch_model.bin')
+
+    with pytest.raises(ModelError, match=r'pytorch_model\.bin: is not a file of weights'):
+        read_folder(tmp_path)
+
     assert not marker.exists()
 
 
@@ -132,6 +178,7 @@ def test_a_tokenizer_in_a_checkpoint_writes_no_file_elsewhere(tmp_path: Path, co
     stored = content['state']['integrations']['huggingface']['tokenizer']
     stored[name] = {'file_extension': '.json', 'content': {}}
     torch.save(content, tmp_path / 'x.pt')
+
     with pytest.raises(ModelError, match=r'x\.pt: .*outside'), open_model(str(tmp_path / 'x.pt')):
         pass
 
@@ -145,18 +192,25 @@ def test_code_beside_a_model_is_not_run_and_no_prompt_is_shown(
     networks.network('llama', vocab_size=259, max_position_embeddings=128).save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     (folder / 'own.py').write_text(f'import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Own: ...\n')
-    described = json.loads((folder / file).read_text())
-    automatic = {'AutoConfig': 'own.Own', 'AutoTokenizer': ['own.Own', 'own.Own']}
-    changed = {**described, 'auto_map': automatic, 'tokenizer_class': 'Own'}
-    changed |= {'model_type': 'own'} if file == 'config.json' else {}
-    (folder / file).write_text(json.dumps(changed))
+    settings = json.loads((folder / file).read_text())
+    settings['auto_map'] = {'AutoConfig': 'own.Own', 'AutoTokenizer': ['own.Own', 'own.Own']}
+    settings['tokenizer_class'] = 'Own'
+    if file == 'config.json':
+        settings['model_type'] = 'own'
+    (folder / file).write_text(json.dumps(settings))
+
     with pytest.raises(ModelError, match=f'{folder}'), open_model(str(folder)):
         pass
+
     assert not marker.exists()
 
 
-CONFIG, TOKENIZER, TOKENIZER_CONFIG = 'config.json', 'tokenizer.json', 'tokenizer_config.json'
-GENERATION, SPECIAL, WEIGHTS = 'generation_config.json', 'special_tokens_map.json', 'model.safetensors'
+CONFIG = 'config.json'
+TOKENIZER = 'tokenizer.json'
+TOKENIZER_CONFIG = 'tokenizer_config.json'
+GENERATION = 'generation_config.json'
+SPECIAL = 'special_tokens_map.json'
+WEIGHTS = 'model.safetensors'
 INDEX = f'{WEIGHTS}.index.json'
 
 Damage = Callable[[Path], object]
@@ -186,9 +240,22 @@ def has(**keys: Any) -> Damage:
     return damage
 
 
-OF_ANY_JSON: list[Damage] = [*map(holds, ('[]', '"x"', '3', 'null', '', '{', b'\xff\xfe', '[' * 100_000)), cut(0.5)]
+OF_ANY_JSON: list[Damage] = [
+    # Values of another kind.
+    holds('[]'),
+    holds('"x"'),
+    holds('3'),
+    holds('null'),
+    # Not JSON, or too deep.
+    holds(''),
+    holds('{'),
+    holds(b'\xff\xfe'),
+    holds('[' * 100_000),
+    cut(0.5),
+]
 CASES: list[tuple[str, Damage]] = [
     *product((CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, SPECIAL, INDEX), OF_ANY_JSON),
+    # The configuration.
     *((CONFIG, has(model_type=value)) for value in ('nope', 3, ['llama'])),
     *((CONFIG, has(hidden_size=value)) for value in ('64', [64], {'a': 1}, None, 1.5, -1)),
     *((CONFIG, has(num_attention_heads=value)) for value in ('4', [4], None, 0)),
@@ -196,6 +263,7 @@ CASES: list[tuple[str, Damage]] = [
     *((CONFIG, has(rms_norm_eps=value)) for value in ('1e-5', [1e-5])),
     *((CONFIG, has(rope_scaling=value)) for value in ([1], 'x', {'type': 'nope'}, {'rope_type': 'linear'})),
     *((CONFIG, has(**{key: 'nope'})) for key in ('torch_dtype', 'hidden_act', 'pad_token_id', 'num_labels')),
+    # The tokenizer and its settings.
     (TOKENIZER, holds('{}')),
     (TOKENIZER, has(model__type='Nope')),
     (TOKENIZER, has(model__vocab={'a': 'b'})),
@@ -204,8 +272,10 @@ CASES: list[tuple[str, Damage]] = [
     *((TOKENIZER_CONFIG, has(tokenizer_class=value)) for value in ('Nope', 3)),
     (TOKENIZER_CONFIG, has(additional_special_tokens=[3])),
     (TOKENIZER_CONFIG, has(added_tokens_decoder='x')),
+    # Settings for generation.
     (GENERATION, has(cache_implementation='nope')),
     (GENERATION, has(compile_config='nope')),
+    # The weights, and the index of their files.
     *((WEIGHTS, cut(share)) for share in (0, 0.001, 0.5, 0.999)),
     (WEIGHTS, holds((2).to_bytes(8, 'little') + b'[]')),
     *((INDEX, has(weight_map=value)) for value in ([], 'x', {'w': 3}, {'w': ['x']}, {'w': None})),
@@ -217,7 +287,10 @@ CASES: list[tuple[str, Damage]] = [
 def test_a_damaged_file_is_named_in_one_line(models: Path, tmp_path: Path, file: str, damage: Damage):
     folder = shutil.copytree(models / ('several' if file == INDEX else 'one'), tmp_path / 'model')
     damage(folder / file)
+
     with pytest.raises(ModelError) as raised, open_model(str(folder)) as source:
         source.load(torch.device('cpu'))
+
     (problem,) = raised.value.problems
-    assert '\n' not in problem and problem.startswith(f'{folder / file}: ')
+    assert '\n' not in problem
+    assert problem.startswith(f'{folder / file}: ')

@@ -49,18 +49,25 @@ def cut(path: Path, size: int) -> Path:
 def test_a_checkpoint_of_another_architecture_or_without_a_weight(models: Path, tmp_path: Path, refused: Refused):
     network = networks.network('gpt2', vocab_size=259)
     network.config.save_pretrained(tmp_path / 'gpt2')
-    num_wanted = len([name for name in network.state_dict() if name != 'lm_head.weight'])  # which is tied
-    num_found = len(networks.network('llama').state_dict())
+    num_of_gpt2 = len([name for name in network.state_dict() if name != 'lm_head.weight'])  # which is tied
+    num_of_llama = len(networks.network('llama').state_dict())
+
     error = refused(models / 'whole.pt', '--model-config', tmp_path / 'gpt2')
+
     assert error.startswith(f'{models / "whole.pt"}: the weights do not match the configuration, which is of gpt2: ')
-    assert f'which is of gpt2: {num_wanted} (transformer.h.0.attn.c_attn.bias, ' in error
-    assert f' missing, {num_found} (lm_head.weight, model.embed_tokens.weight, ' in error
-    assert error.count(' more)') == 2 and error.count('.weight') + error.count('.bias') == 10
+    assert f'which is of gpt2: {num_of_gpt2} (transformer.h.0.attn.c_attn.bias, ' in error
+    assert f' missing, {num_of_llama} (lm_head.weight, model.embed_tokens.weight, ' in error
+    # Five names of each kind, and how many more there are.
+    assert error.count(' more)') == 2
+    assert error.count('.weight') + error.count('.bias') == 10
     assert '--model-config' in error
+
     content = torch.load(models / 'whole.pt', weights_only=False)
     del content['state']['model']['model.model.norm.weight']
     torch.save(content, tmp_path / 'x.pt')
+
     error = refused(tmp_path / 'x.pt')
+
     assert 'which is of llama: 1 (model.norm.weight) missing, none unknown' in error
 
 
@@ -68,58 +75,124 @@ def test_a_checkpoint_of_another_architecture_or_without_a_weight(models: Path, 
 def test_shapes_that_differ(models: Path, tmp_path: Path, refused: Refused, model: str):
     config = networks.network('llama', vocab_size=259, intermediate_size=80, max_position_embeddings=128).config
     config.save_pretrained(tmp_path / 'wide')
+
     error = refused(models / model, '--model-config', tmp_path / 'wide')
-    wrong = 'model.layers.0.mlp.gate_proj.weight is [64, 32] in the file and [80, 32] in the model, '
-    assert f'{models / model}: the weights do not match the configuration: {wrong}' in error
-    assert ' more; ' in error and error.count(' in the model') == 5
+
+    first_shape = 'model.layers.0.mlp.gate_proj.weight is [64, 32] in the file and [80, 32] in the model, '
+    assert f'{models / model}: the weights do not match the configuration: {first_shape}' in error
+    assert ' more; ' in error
+    assert error.count(' in the model') == 5
 
 
-def test_truncated_files_and_those_of_another_kind(models: Path, tmp_path: Path, refused: Refused):
+@pytest.mark.parametrize(
+    'size_of',
+    [
+        lambda whole: whole - 1000,
+        lambda whole: whole // 2,
+        lambda whole: 0,
+    ],
+)
+def test_a_truncated_file(models: Path, tmp_path: Path, refused: Refused, size_of: Callable[[int], int]):
     path = shutil.copy(models / 'whole.pt', tmp_path / 'x.pt')
-    for size in (path.stat().st_size - 1000, path.stat().st_size // 2, 0):
-        found = f'x.pt: is not a Composer checkpoint: it is truncated after {size} bytes, or '
-        assert found in refused(cut(path, size))
+    size = size_of(path.stat().st_size)
+    cut(path, size)
+
+    assert f'x.pt: is not a Composer checkpoint: it is truncated after {size} bytes, or ' in refused(path)
+
+
+def test_a_file_of_another_kind(tmp_path: Path, refused: Refused):
     torch.save({'weights': {}}, tmp_path / 'x.pt')
+
     assert "x.pt: is not a Composer checkpoint: it has no 'state' with a 'model'" in refused(tmp_path / 'x.pt')
-    shutil.copy(models / 'whole.pt', tmp_path / 'x.pt.gz')
-    assert 'x.pt.gz: is compressed' in refused(tmp_path / 'x.pt.gz')
-    (tmp_path / 'latest-rank0.pt').symlink_to('ep1-ba2-rank0.pt')
-    assert 'latest-rank0.pt: is a link to ep1-ba2-rank0.pt, which does not exist' in refused(
-        tmp_path / 'latest-rank0.pt'
-    )
-    torch.save({'state': {'model': {}}}, tmp_path / 'y.pt')
-    given = 'give them with --model-config and --tokenizer'
-    assert f'y.pt: has no Hugging Face configuration and tokenizer; {given}' in refused(tmp_path / 'y.pt')
 
 
-def test_a_hugging_face_folder_that_is_damaged(models: Path, tmp_path: Path, refused: Refused):
-    folder = shutil.copytree(models / 'several', tmp_path / 'several')
-    files = sorted(folder.glob('model-*.safetensors'))
-    size = files[1].stat().st_size - 100
-    cut(files[1], size)
-    assert f'{files[1]}: cannot be read ({size} bytes): ' in refused(folder)
+def test_a_compressed_file(models: Path, tmp_path: Path, refused: Refused):
+    path = shutil.copy(models / 'whole.pt', tmp_path / 'x.pt.gz')
+
+    assert 'x.pt.gz: is compressed' in refused(path)
+
+
+def test_a_link_to_a_file_that_does_not_exist(tmp_path: Path, refused: Refused):
+    link = tmp_path / 'latest-rank0.pt'
+    link.symlink_to('ep1-ba2-rank0.pt')
+
+    assert 'latest-rank0.pt: is a link to ep1-ba2-rank0.pt, which does not exist' in refused(link)
+
+
+def test_a_checkpoint_without_configuration_and_tokenizer(tmp_path: Path, refused: Refused):
+    torch.save({'state': {'model': {}}}, tmp_path / 'x.pt')
+
+    error = refused(tmp_path / 'x.pt')
+
+    advice = 'give them with --model-config and --tokenizer'
+    assert f'x.pt: has no Hugging Face configuration and tokenizer; {advice}' in error
+
+
+@pytest.fixture
+def several(models: Path, tmp_path: Path) -> Path:
+    """Return a Hugging Face folder with its weights in several files."""
+    return shutil.copytree(models / 'several', tmp_path / 'several')
+
+
+def test_a_hugging_face_folder_with_a_truncated_file(several: Path, refused: Refused):
+    second = sorted(several.glob('model-*.safetensors'))[1]
+    size = second.stat().st_size - 100
+    cut(second, size)
+
+    assert f'{second}: cannot be read ({size} bytes): ' in refused(several)
+
+
+def test_a_hugging_face_folder_without_one_of_its_files(several: Path, refused: Refused):
+    files = sorted(several.glob('model-*.safetensors'))
     files[1].unlink()
-    index = folder / 'model.safetensors.index.json'
-    assert f'{index}: of {len(files)} files 1 are missing: {files[1].name}' in refused(folder)
-    index.unlink()
-    assert f'{folder}: has no weights; allowed: model.safetensors, ' in refused(folder)
+
+    index = several / 'model.safetensors.index.json'
+    assert f'{index}: of {len(files)} files 1 are missing: {files[1].name}' in refused(several)
 
 
-def test_a_sharded_checkpoint_that_is_damaged(models: Path, tmp_path: Path, refused: Refused):
-    folder = shutil.copytree(models / 'sharded', tmp_path / 'ep0-ba2')
-    shard = folder / '__0_0.distcp'
+def test_a_hugging_face_folder_without_an_index(several: Path, refused: Refused):
+    (several / 'model.safetensors.index.json').unlink()
+
+    assert f'{several}: has no weights; allowed: model.safetensors, ' in refused(several)
+
+
+@pytest.fixture
+def sharded(models: Path, tmp_path: Path) -> Path:
+    """Return the folder of a checkpoint of one shard."""
+    return shutil.copytree(models / 'sharded', tmp_path / 'ep0-ba2')
+
+
+def test_a_shard_with_other_bytes(sharded: Path, refused: Refused):
+    shard = sharded / '__0_0.distcp'
+    shard.write_bytes(b'\xff' * shard.stat().st_size)
+
+    assert f'{sharded}: cannot be read: ' in refused(sharded)
+
+
+def test_a_truncated_shard(sharded: Path, refused: Refused):
+    shard = sharded / '__0_0.distcp'
     size = shard.stat().st_size
-    shard.write_bytes(b'\xff' * size)
-    assert f'{folder}: cannot be read: ' in refused(folder)
     cut(shard, size - 1)
-    assert f'{shard}: is truncated after {size - 1} of {size} bytes' in refused(folder)
-    shard.unlink()
-    assert f'{folder}: of 1 files 1 are missing: __0_0.distcp' in refused(folder)
-    metadata = cut(folder / '.metadata', 100)
-    assert f'{metadata}: cannot be read: ' in refused(folder)
-    shard.write_bytes(b'')
-    metadata.unlink()
-    assert f'{folder}: has shards but no .metadata' in refused(folder)
+
+    assert f'{shard}: is truncated after {size - 1} of {size} bytes' in refused(sharded)
+
+
+def test_a_missing_shard(sharded: Path, refused: Refused):
+    (sharded / '__0_0.distcp').unlink()
+
+    assert f'{sharded}: of 1 files 1 are missing: __0_0.distcp' in refused(sharded)
+
+
+def test_truncated_metadata_of_shards(sharded: Path, refused: Refused):
+    metadata = cut(sharded / '.metadata', 100)
+
+    assert f'{metadata}: cannot be read: ' in refused(sharded)
+
+
+def test_shards_without_metadata(sharded: Path, refused: Refused):
+    (sharded / '.metadata').unlink()
+
+    assert f'{sharded}: has shards but no .metadata' in refused(sharded)
 
 
 def test_weights_that_are_no_floating_numbers(models: Path, tmp_path: Path, refused: Refused):
@@ -144,17 +217,19 @@ def test_quantised_weights(models: Path, tmp_path: Path, refused: Refused):
 
 
 @pytest.mark.parametrize(
-    ('name', 'found'),
+    ('name', 'problem'),
     [
+        # Names that the hub could have.
         ('no_such_folder', 'there is no such file or folder, HF_HUB_OFFLINE is set, and the model is not in the cache'),
         ('nobody/no-such-model', 'there is no such file or folder, HF_HUB_OFFLINE is set, and the model'),
+        # Names that it cannot have.
         ('not a name', 'there is no such file or folder, and the Hugging Face hub has no such model'),
         ('./nowhere', 'there is no such file or folder'),
         ('nowhere.pt', 'there is no such file or folder'),
     ],
 )
-def test_a_missing_model(refused: Refused, name: str, found: str):
-    assert refused(name).startswith(f'{name}: {found}')
+def test_a_missing_model(refused: Refused, name: str, problem: str):
+    assert refused(name).startswith(f'{name}: {problem}')
 
 
 def test_a_hub_that_cannot_be_reached_is_asked_once(models: Path, tmp_path: Path):
@@ -182,32 +257,48 @@ def test_a_folder_without_a_tokenizer(models: Path, tmp_path: Path, refused: Ref
 @pytest.mark.parametrize(
     ('option', 'value', 'hint'),
     [
+        # A tokenizer without a template, and one of another model.
         ('--apply-chat-template', None, 'has no chat template; leave out apply_chat_template'),
         ('--tokenizer', ROTARY, 'do not match: the tokenizer has 900 tokens with ids up to 899, '),
+        # Values that are close to one that is allowed, or far from it.
         ('--precision', 'bf16', "did you mean 'amp_bf16'?"),
         ('--precision', 'fp16', "did you mean 'amp_fp16'?"),
         ('--dtype', 'bf16', "is 'bf16', did you mean 'bfloat16'?"),
         ('--dtype', 'int4', "is 'int4'; allowed: bfloat16, float16, float32"),
         ('--loggers', 'wanb', "did you mean 'wandb'?"),
+        # A model that is here, and an adapter that is not.
         ('--revision', 'v1', 'is on this machine; revision is only for a name'),
         ('--adapter', 'nowhere', 'nowhere: there is no such file or folder'),
     ],
 )
 def test_a_value_that_is_not_allowed(models: Path, refused: Refused, option: str, value: Any, hint: str):
-    assert hint in refused(models / 'one', option, *([] if value is None else [value]))
+    words = [option] if value is None else [option, value]
+
+    assert hint in refused(models / 'one', *words)
 
 
-def test_a_folder_of_checkpoints_is_listed(models: Path, tmp_path: Path, refused: Refused):
-    """As a training leaves it: files, a sharded one, links, and what has nothing to do with it."""
+@pytest.fixture
+def checkpoints(models: Path, tmp_path: Path) -> Path:
+    """Return a folder as a training leaves it: files, a sharded one, links, and what has nothing to do with it."""
     folder = tmp_path / 'checkpoints'
     shutil.copytree(models / 'sharded', folder / 'ep0-ba4')
     shutil.copy(models / 'whole.pt', folder / 'ep0-ba2-rank0.pt')
     (folder / 'latest-rank0.pt').symlink_to('ep0-ba2-rank0.pt')
     (folder / 'notes.txt').write_text('')
-    named = 'ep0-ba2-rank0.pt, ep0-ba4, latest-rank0.pt'
-    assert refused(folder).endswith(f'is a folder of 3 checkpoints; name one of them: {named}')
-    shutil.copytree(models / 'one', folder / 'hf')
-    assert 'is a folder of 4 checkpoints; name one of them: ep0-ba2-rank0.pt, ep0-ba4, hf, ' in refused(folder)
+    return folder
+
+
+def test_a_folder_of_checkpoints_is_listed(checkpoints: Path, refused: Refused):
+    names = 'ep0-ba2-rank0.pt, ep0-ba4, latest-rank0.pt'
+
+    assert refused(checkpoints).endswith(f'is a folder of 3 checkpoints; name one of them: {names}')
+
+
+def test_a_hugging_face_folder_among_checkpoints_is_listed(models: Path, checkpoints: Path, refused: Refused):
+    shutil.copytree(models / 'one', checkpoints / 'hf')
+
+    names = 'ep0-ba2-rank0.pt, ep0-ba4, hf, '
+    assert f'is a folder of 4 checkpoints; name one of them: {names}' in refused(checkpoints)
 
 
 def put(server: Any, key: str, content: bytes) -> None:
