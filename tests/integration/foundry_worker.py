@@ -87,18 +87,22 @@ def measure(model: Any) -> dict[str, Any]:
     scoring = probe(language_model, vocabulary=VOCABULARY, longest=LONGEST)
     requests = networks.mixed_requests()
     batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=scoring.layout)
-    found = networks.sums_of(networks.run(language_model, batches), requests)
+    sums = networks.sums_of(networks.run(language_model, batches), requests)
     generator = TextGenerator(language_model, GenerationDecoder(generations.Letters(), []))
     generation = probe_generation(generator, vocabulary=VOCABULARY, longest=LONGEST)
     generator.layout = generation.layout
-    wanted = generations.mixed_requests()
-    texts = generations.texts(generator, wanted)
-    alone = [generations.by_bare_forwards(lambda ids: networks.logits_of(model, ids)[-1], one) for one in wanted]
+    to_generate = generations.mixed_requests()
+    texts = generations.texts(generator, to_generate)
+
+    def last_logits(ids: Any) -> Any:
+        return networks.logits_of(model, ids)[-1]
+
+    ids_alone = [generations.by_bare_forwards(last_logits, request) for request in to_generate]
     return {
         'layouts': [scoring.layout, generation.layout],
         'reason': scoring.reason,
-        'error': float(abs(found - networks.sums_alone(model, requests)).max()),
-        'wrong': [number for number, ids in enumerate(alone) if texts[number] != generations.letters(ids)],
+        'error': float(abs(sums - networks.sums_alone(model, requests)).max()),
+        'wrong': [number for number, ids in enumerate(ids_alone) if texts[number] != generations.letters(ids)],
     }
 
 
@@ -144,24 +148,22 @@ class Parity:
         trainer.eval()
         trainer.close()
 
-    def found(self) -> dict[str, Any]:
+    def differences(self) -> dict[str, Any]:
         """Return the layouts, and by task the number of items, the largest differences, and the rows that differ."""
         evaluation, generator = self.callback.evaluation, self.callback.gauntlet.loop.runner.generator
         tasks = {}
         for name, items in self.items.items():
             pairs = [*zip(evaluation.results[name], items, strict=True)]
-            losses = [
-                abs(-logprob / count - loss)
-                for result, item in pairs
-                for logprob, count, loss in zip(
-                    result.logprobs or (), result.num_tokens, item.get('losses', ()), strict=bool(result.logprobs)
-                )
-            ]
-            wanted = {key: value for key, value in self.logged.items() if key.startswith(f'metrics/{name}/')}
+            loss_errors: list[float] = []
+            for result, item in pairs:
+                if result.logprobs:
+                    choices = zip(result.logprobs, result.num_tokens, item.get('losses', ()), strict=True)
+                    loss_errors += [abs(-logprob / num_tokens - loss) for logprob, num_tokens, loss in choices]
+            logged = {key: value for key, value in self.logged.items() if key.startswith(f'metrics/{name}/')}
             tasks[name] = {
                 'items': len(pairs),
-                'loss': max(losses, default=0.0),
-                'metrics': max(abs(evaluation.metrics[key] - value) for key, value in wanted.items()),
+                'loss': max(loss_errors, default=0.0),
+                'metrics': max(abs(evaluation.metrics[key] - value) for key, value in logged.items()),
                 'wrong': [result.key.row for result, item in pairs if self.differs(name, result, item)],
             }
         return {'layouts': [evaluation.planned.layout, generator.layout], 'tasks': tasks}
@@ -177,11 +179,11 @@ class Parity:
 
 
 def parity(data_root: str) -> dict[str, Any]:
-    found = {}
+    differences_of_model = {}
     for name in MODELS:
         with tempfile.TemporaryDirectory() as folder:
-            found[name] = Parity(name, Path(data_root), Path(folder)).found()
-    return found
+            differences_of_model[name] = Parity(name, Path(data_root), Path(folder)).differences()
+    return differences_of_model
 
 
 def train(config: str) -> dict[str, Any]:

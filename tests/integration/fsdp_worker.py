@@ -38,8 +38,6 @@ SHARDINGS: dict[str, Callable[[], Any]] = {
 }
 MODES = [*SHARDINGS, 'sharded, not kept', 'sharded by FSDP2, not kept']  # weights are kept for a whole evaluation
 COUNTS: Counter[str] = Counter()  # calls that gather, and forwards without gradients
-
-
 LORA = {'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'r': 4, 'target_modules': ['q_proj', 'v_proj']}
 
 
@@ -93,8 +91,9 @@ def make_evaluator(folder: Path, tasks: str) -> EvalGauntlet:
 def scores(callback: EvalGauntlet) -> dict:
     """Return the results of the latest evaluation, and what this rank ran for it."""
     planned = callback.evaluation.planned
-    mine = assign(planned.batches, num_ranks=dist.get_world_size())[dist.get_global_rank()]
-    prefixes = [id(batch.prefix) for batch in mine if not batch.trees]
+    batches_by_rank = assign(planned.batches, num_ranks=dist.get_world_size())
+    batches = batches_by_rank[dist.get_global_rank()]
+    prefixes = [id(batch.prefix) for batch in batches if not batch.trees]
     return {
         'layout': planned.layout,
         'num_parameters': callback.gauntlet.num_parameters,
@@ -168,23 +167,23 @@ def run(folder: Path, family: str, mode: str, *, device: str = 'cpu', fails: boo
     assert len(units) >= 3 if mode != 'unsharded' else not units
     network.register_forward_pre_hook(lambda *_: COUNTS.update(forwards=not torch.is_grad_enabled()))
     COUNTS.clear()
-    found = evaluated(trainer, evaluators) | {'counts': dict(COUNTS), 'num_units': len(units)}
+    results = evaluated(trainer, evaluators) | {'counts': dict(COUNTS), 'num_units': len(units)}
     if fails:
         calls = itertools.count(1)
         with failing(trainer, ZeroDivisionError('injected'), lambda _: next(calls) == 3):  # at a step of both ranks
-            found['failed'] = False
+            results['failed'] = False
             try:
                 trainer.eval()
             except ZeroDivisionError:
-                found['failed'] = True
+                results['failed'] = True
         state = trainer.state
         state.set_dataloader(state.train_dataloader, 'train')  # which Composer does not after an evaluation that failed
         is_last = dist.get_global_rank() == 1
         with failing(trainer, torch.OutOfMemoryError('injected'), lambda num_tokens: is_last and num_tokens > 100):
-            found['one rank out of memory'] = evaluated(trainer, evaluators)
+            results['one rank out of memory'] = evaluated(trainer, evaluators)
     trainer.fit()
     trainer.close()
-    return found | tiny.digests(trainer)
+    return results | tiny.digests(trainer)
 
 
 def trained(folder: Path, family: str, mode: str, device: str = 'cpu') -> dict[str, str]:
@@ -199,7 +198,7 @@ def write_tasks(folder: Path) -> None:
     """Write the tasks that `run` evaluates."""
     mixed = Path(tiny.write_tasks(folder)['tasks'])
     mixed.rename(folder / 'mixed.yaml')
-    rows = [{'context': f'{i}+{i}=', 'continuation': f'{2 * i}!'} for i in range(55)]
+    rows = [{'context': f'{number}+{number}=', 'continuation': f'{2 * number}!'} for number in range(55)]
     (folder / 'rows.jsonl').write_text(''.join(f'{json.dumps(row)}\n' for row in rows))
     task = {'label': 'long', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'language_modeling'}
     (folder / 'long.yaml').write_text(json.dumps({'icl_tasks': [{**task, 'prompt_string': INSTRUCTION}]}))
@@ -220,22 +219,23 @@ def run_out_of_memory(folder: Path) -> None:
 
 def evaluate_sharded(folder: Path, models: list[str]) -> None:
     """Write this rank's items of models that it loads sharded, or its error, and the devices they are loaded on."""
-    module, devices = sys.modules[evaluate.__module__], set()
+    module = sys.modules[evaluate.__module__]
     shard = module.shard
+    devices: set[str] = set()
 
     def noted(network: Any, *arguments: Any) -> None:
         devices.update(weight.device.type for weight in network.parameters())
         shard(network, *arguments)
 
     module.shard = noted
-    found = {}
+    settings = {**tiny.settings_of(folder), 'device': 'cpu', 'max_seq_len': 128}
+    outcomes: dict[str, Any] = {}  # by model, its items or the error
     for model in models:
         try:
-            settings = {**tiny.settings_of(folder), 'device': 'cpu', 'max_seq_len': 128}
-            found[model] = items_of(evaluate(model, **settings, fsdp_config={}))
+            outcomes[model] = items_of(evaluate(model, **settings, fsdp_config={}))
         except ModelError as error:
-            found[model] = str(error)
-    content = {'devices': sorted(devices), 'found': found}
+            outcomes[model] = str(error)
+    content = {'devices': sorted(devices), 'outcomes': outcomes}
     (folder / f'rank{global_rank()}.json').write_text(json.dumps(content))
 
 
@@ -256,15 +256,19 @@ def main(folder: Path, families: list[str]) -> None:
     tiny.shard_on_cpu()
     dist.initialize_dist('cpu', timeout=60.0)  # ranks out of step would wait for each other
     count_calls()
-    found = {}
+    results_of_family = {}
     for family in families:
         modes = MODES if family == 'llama' else MODES[:2]
-        found[family] = {
-            mode: run(folder, family, mode, fails=family == 'llama' and mode in MODES[1:3]) for mode in modes
-        }
+        results = {}
+        for mode in modes:
+            # Sharded, with weights that are kept.
+            fails = family == 'llama' and mode in MODES[1:3]
+            results[mode] = run(folder, family, mode, fails=fails)
+        # Whether weights are kept has no meaning without evaluations.
         for mode in modes[:3]:
-            found[family][f'{mode}, without'] = trained(folder, family, mode)
-    (folder / f'rank{dist.get_global_rank()}.json').write_text(json.dumps(found))
+            results[f'{mode}, without'] = trained(folder, family, mode)
+        results_of_family[family] = results
+    (folder / f'rank{dist.get_global_rank()}.json').write_text(json.dumps(results_of_family))
 
 
 if __name__ == '__main__':

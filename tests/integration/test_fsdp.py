@@ -87,8 +87,9 @@ def test_a_sharded_model_has_the_same_scores_and_generations(ranks, family: str,
 
     Mutation: without `take_part` the ranks wait for each other until the timeout if weights are not kept.
     """
-    for found in ranks:
-        whole, sharded = (found[family][state][tasks] for state in ('unsharded', mode))
+    for results in ranks:
+        whole = results[family]['unsharded'][tasks]
+        sharded = results[family][mode][tasks]
         assert len(whole['items']) == num_items
         check_equal(sharded['items'], whole['items'])
         assert whole['layout'] == sharded['layout']
@@ -106,8 +107,9 @@ def test_kept_weights_are_gathered_once_per_evaluation(ranks, family: str, mode:
 
     Mutations: leave out `keep_1` or `keep_2`; each rank decides alone whether the weights fit.
     """
-    for found in ranks:
-        counts, num_units = found[family][mode]['counts'], found[family][mode]['num_units']
+    for results in ranks:
+        counts = results[family][mode]['counts']
+        num_units = results[family][mode]['num_units']
         if mode.endswith('not kept'):
             assert counts['gathers'] >= (num_units - 1) * counts['forwards']
         else:
@@ -119,23 +121,28 @@ def test_ranks_stay_in_step_if_one_repeats_a_cached_prefix(ranks):
 
     Mutation: a cached prefix does not run again, and the ranks wait for each other until the timeout.
     """
-    shares = [found['llama']['sharded, not kept']['long'] for found in ranks]
-    assert any(share['repeats_a_prefix'] for share in shares), 'choose another number of rows'
+    evaluations = [results['llama']['sharded, not kept']['long'] for results in ranks]
+
+    assert any(evaluation['repeats_a_prefix'] for evaluation in evaluations), 'choose another number of rows'
 
 
 @pytest.mark.parametrize('mode', ['sharded', 'sharded by FSDP2'])
 def test_a_rank_with_kept_weights_that_runs_out_of_memory_splits_its_batches_alone(ranks, mode: str):
     """The second rank cannot run more than 100 tokens. Mutation: kept weights count as `in_step`."""
-    for found in ranks:
-        for tasks, of_tasks in found['llama'][mode]['one rank out of memory'].items():
-            check_equal(of_tasks['items'], found['llama']['unsharded'][tasks]['items'])
+    for results in ranks:
+        out_of_memory = results['llama'][mode]['one rank out of memory']
+        whole = results['llama']['unsharded']
+        for tasks, evaluation in out_of_memory.items():
+            check_equal(evaluation['items'], whole[tasks]['items'])
 
 
 def test_a_rank_without_kept_weights_that_runs_out_of_memory_ends_the_job(tmp_path: Path):
     """The other rank, which waits to gather, ends as well."""
     fsdp_worker.write_tasks(tmp_path)
     logs = [tmp_path / f'log{rank}.txt' for rank in range(2)]
+
     job = forks.start_ranks(fsdp_worker.run_out_of_memory, logs, tmp_path)
+
     assert all(forks.statuses(job, logs[1], seconds=120))
     assert 'give tokens_per_batch: ' in logs[1].read_text()
 
@@ -143,10 +150,13 @@ def test_a_rank_without_kept_weights_that_runs_out_of_memory_ends_the_job(tmp_pa
 def test_tensor_parallelism_is_an_error_before_training(tmp_path: Path):
     """The ranks of a group would run different batches. Mutation: leave out `init`; gloo ends the job instead."""
     fsdp_worker.write_tasks(tmp_path)
+
     forks.run(fsdp_worker.run_tensor_parallel, tmp_path / 'log.txt', tmp_path, num_ranks=2)
+
     for rank in range(2):
         message = (tmp_path / f'tp{rank}.txt').read_text()
-        assert "parallelism_config['tp']" in message and 'gauntlet watch' in message
+        assert "parallelism_config['tp']" in message
+        assert 'gauntlet watch' in message
 
 
 @pytest.mark.parametrize(('family', 'mode'), [*SHARDED, *((family, 'unsharded') for family in FAMILIES)])
@@ -155,10 +165,13 @@ def test_training_with_evaluations_is_bitwise_training_without(ranks, family: st
 
     Weights, optimizer and random states. Mutation: the evaluator's loader is a torch DataLoader.
     """
-    for found in ranks:
-        ours, without = found[family][mode], found[family][f'{mode.removesuffix(", not kept")}, without']
-        assert (ours['weights'], ours['state']) == (without['weights'], without['state'])
-        assert ours.get('failed', True)
+    mode_without = f'{mode.removesuffix(", not kept")}, without'
+    for results in ranks:
+        evaluated = results[family][mode]
+        without = results[family][mode_without]
+        assert evaluated['weights'] == without['weights']
+        assert evaluated['state'] == without['state']
+        assert evaluated.get('failed', True)
     are_shards = ranks[0][family][mode]['weights'] != ranks[1][family][mode]['weights']
     assert are_shards == (mode != 'unsharded')
 
@@ -180,12 +193,16 @@ def test_only_the_first_rank_loads_weights_and_scores_are_those_of_the_whole_mod
     ]
     broken = tiny.save(network(num_hidden_layers=1), tmp_path / 'broken')
     (broken / 'config.json').write_text((tmp_path / 'plain' / 'config.json').read_text())
-    words = [str(model) for model in (*models, broken)]
-    forks.run(fsdp_worker.evaluate_sharded, tmp_path / 'log.txt', tmp_path, words, num_ranks=2)
+    paths = [str(model) for model in (*models, broken)]
+
+    forks.run(fsdp_worker.evaluate_sharded, tmp_path / 'log.txt', tmp_path, paths, num_ranks=2)
+
     first, second = (json.loads((tmp_path / f'rank{rank}.json').read_text()) for rank in (0, 1))
-    assert (first['devices'], second['devices']) == (['cpu'], ['meta'])
-    assert 'the weights do not match' in first['found'][str(broken)] == second['found'][str(broken)]
+    assert first['devices'] == ['cpu']
+    assert second['devices'] == ['meta']
+    assert 'the weights do not match' in first['outcomes'][str(broken)]
+    assert second['outcomes'][str(broken)] == first['outcomes'][str(broken)]
     for model in map(str, models):
         expected = fsdp_worker.items_of(evaluate(model, **settings))
-        for rank in (first, second):
-            check_equal(rank['found'][model], expected)
+        check_equal(first['outcomes'][model], expected)
+        check_equal(second['outcomes'][model], expected)

@@ -39,7 +39,11 @@ def wait_for_items(out: Path, log: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ('number', 'status', 'cause'), [(signal.SIGINT, 130, 'Ctrl-C'), (signal.SIGTERM, 143, 'SIGTERM')]
+    ('number', 'status', 'cause'),
+    [
+        (signal.SIGINT, 130, 'Ctrl-C'),
+        (signal.SIGTERM, 143, 'SIGTERM'),
+    ],
 )
 def test_an_interrupted_run_says_what_is_kept_and_its_command_goes_on(
     folder: Path, number: signal.Signals, status: int, cause: str
@@ -47,16 +51,23 @@ def test_an_interrupted_run_says_what_is_kept_and_its_command_goes_on(
     out, log = folder / 'out', folder / 'log.txt'
     settings = {**tiny.settings_of(folder), 'model': str(folder / 'model'), 'tokens_per_batch': '120', 'device': 'cpu'}
     options = [word for name, value in settings.items() for word in (f'--{name.replace("_", "-")}', value)]
+
     run = start(command, log, 'run', *options, '--out', str(out))
     wait_for_items(out, log)
     os.kill(run.pid, number)
+
     assert statuses([run], log) == [status], tail_of(log)
-    found = KEPT.search(log.read_text())
-    assert found is not None and 'Traceback' not in log.read_text()
-    assert found[1] == cause and found[3] == str(out / 'journal') and found[4] == 'the same command with --resume'
+    message = KEPT.search(log.read_text())
+    assert message is not None
+    stated_cause, num_kept, journal, to_go_on = message.groups()
+    assert 'Traceback' not in log.read_text()
+    assert stated_cause == cause
+    assert journal == str(out / 'journal')
+    assert to_go_on == 'the same command with --resume'
+
     resumed = start(command, log, 'run', *options, '--out', str(out), '--resume')
     assert statuses([resumed], log) == [0], tail_of(log)
-    assert record(out)['timing']['reused_items'] >= int(found[2])
+    assert record(out)['timing']['reused_items'] >= int(num_kept)
 
 
 def test_under_the_launcher_rank_0_alone_has_a_message_and_both_ranks_items_are_reused(folder: Path):
@@ -76,8 +87,10 @@ def test_under_the_launcher_rank_0_alone_has_a_message_and_both_ranks_items_are_
     wait_for_items(out, log)
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to the launcher and its ranks
     assert first.wait(PATIENCE) != 0
-    (found,) = KEPT.finditer(log.read_text())
-    assert found[4] == 'the same command with resume=true'
+    (message,) = KEPT.finditer(log.read_text())
+    _, num_kept, _, to_go_on = message.groups()
+    assert to_go_on == 'the same command with resume=true'
+
     assert launch('resume=true').wait(PATIENCE) == 0, tail_of(log)
-    assert record(out)['timing']['reused_items'] >= int(found[2])
+    assert record(out)['timing']['reused_items'] >= int(num_kept)
     assert 'finished items of an earlier attempt' in log.read_text()

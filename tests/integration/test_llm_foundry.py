@@ -33,23 +33,26 @@ def run(folder: Path, *words: Any) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def found_by(command: str, folder: Path, *arguments: Path) -> dict[str, Any]:
+def output_of(command: str, folder: Path, *arguments: Path) -> dict[str, Any]:
     """Return what a command of the worker writes."""
-    run(folder, ROOT / 'tests/integration/foundry_worker.py', command, folder / 'found.json', *arguments)
-    return json.loads((folder / 'found.json').read_text())
+    out = folder / 'output.json'
+    run(folder, ROOT / 'tests/integration/foundry_worker.py', command, out, *arguments)
+    return json.loads(out.read_text())
 
 
 def test_every_setting_of_mpt_runs_in_the_stream_with_the_scores_of_bare_forwards_or_is_named(tmp_path: Path):
     """Mutations: the window of a token without its own; biases of the query's heads in the order of the keys'."""
-    cases = found_by('mpt', tmp_path)
-    assert len(cases) == 14
-    for name, found in cases.items():
-        assert found['error'] < 1e-4 and found['wrong'] == [], name
+    measures_of_setting = output_of('mpt', tmp_path)
+
+    assert len(measures_of_setting) == 14
+    for name, measures in measures_of_setting.items():
+        assert measures['error'] < 1e-4, name
+        assert measures['wrong'] == [], name
         if name in UNSUPPORTED:
-            assert found['layouts'] == ['padded_rows', 'no_cache']
-            assert f'{UNSUPPORTED[name]} is not supported' in found['reason']
+            assert measures['layouts'] == ['padded_rows', 'no_cache']
+            assert f'{UNSUPPORTED[name]} is not supported' in measures['reason']
         else:
-            assert found['layouts'] == ['stream', 'prompt_stream'], (name, found['reason'])
+            assert measures['layouts'] == ['stream', 'prompt_stream'], (name, measures['reason'])
 
 
 def test_items_and_metrics_equal_those_of_llm_foundrys_evaluation(real_data: Path, tmp_path: Path):
@@ -57,19 +60,24 @@ def test_items_and_metrics_equal_those_of_llm_foundrys_evaluation(real_data: Pat
 
     Losses within 1e-4, predictions and texts equal, metrics within 1e-6.
     """
-    found = found_by('parity', tmp_path, real_data)
-    assert len(found) == 2
-    for model in found.values():
-        assert model['layouts'] == ['stream', 'prompt_stream']
-        assert len(model['tasks']) == 7 and sum(task['loss'] > 0 for task in model['tasks'].values()) == 5
-        for task in model['tasks'].values():
-            assert task['items'] == 6 and task['wrong'] == [], task
-            assert task['loss'] < 1e-4 and task['metrics'] < 1e-6, task
+    differences_of_model = output_of('parity', tmp_path, real_data)
+
+    assert len(differences_of_model) == 2
+    for differences in differences_of_model.values():
+        tasks = differences['tasks'].values()
+        assert differences['layouts'] == ['stream', 'prompt_stream']
+        assert len(tasks) == 7
+        assert sum(task['loss'] > 0 for task in tasks) == 5  # those that are scored
+        for task in tasks:
+            assert task['items'] == 6, task
+            assert task['wrong'] == [], task
+            assert task['loss'] < 1e-4, task
+            assert task['metrics'] < 1e-6, task
 
 
 def training_file(folder: Path, **callback: Any) -> Path:
     """Write a training of four batches of a small Llama, in the format of llm-foundry's training files."""
-    rows = [{'prompt': f'{i} and {i} are', 'response': f' {2 * i}'} for i in range(40)]
+    rows = [{'prompt': f'{number} and {number} are', 'response': f' {2 * number}'} for number in range(40)]
     (folder / 'rows').mkdir()
     tiny.write_rows(folder / 'rows/rows.jsonl', rows)
     data = {
@@ -113,17 +121,21 @@ def samples(folder: Path) -> list[dict[str, Any]]:
 def test_llm_foundry_trains_with_our_callback_and_logs_our_scores(tmp_path: Path):
     """The samples of the last evaluation are those of a separate evaluation of the trained weights."""
     settings = tiny.write_tasks(tmp_path)
-    found = found_by('train', tmp_path, training_file(tmp_path, **settings))
-    assert (found['class'], found['max_seq_len']) == ('ComposerHFCausalLM', 128)
-    assert found['interval'] == ['first', '3ba', 'last']
+
+    training = output_of('train', tmp_path, training_file(tmp_path, **settings))
+
+    assert training['class'] == 'ComposerHFCausalLM'
+    assert training['max_seq_len'] == 128
+    assert training['interval'] == ['first', '3ba', 'last']
     assert sorted(path.name for path in (tmp_path / 'plugin').iterdir()) == ['ba0', 'ba3', 'ba4']
+
     alone = evaluate(tmp_path / 'model', out=tmp_path / 'alone', max_seq_len=128, device='cpu', **settings)
     folders = (tmp_path / 'plugin/ba4', tmp_path / 'alone', tmp_path / 'plugin/ba0')
     for trained, again, untrained in zip(*map(samples, folders), strict=True):
         assert {**trained, 'logprobs': None} == {**again, 'logprobs': None}
         assert trained['logprobs'] == pytest.approx(again['logprobs'], abs=1e-5)
         assert trained['logprobs'] != pytest.approx(untrained['logprobs'], abs=1e-5)
-    for key, value in found['metrics'].items():
+    for key, value in training['metrics'].items():
         if not key.startswith('gauntlet/seconds') and key != 'gauntlet/batch':
             assert value == pytest.approx(alone.metrics[key], abs=1e-5), key
 
@@ -132,9 +144,9 @@ def test_llm_foundry_trains_with_our_callback_and_logs_our_scores(tmp_path: Path
 @pytest.mark.parametrize('model', ['rotary_bos', 'alibi_pad_eos'])
 def test_recording_again_gives_the_same_fixture(model: str, real_data: Path, tmp_path: Path):
     run(tmp_path, ROOT / 'scripts/record_reference.py', '--models', model, '--out', tmp_path)
-    recorded, again = (
-        json.loads((folder / f'{model}.json').read_text()) for folder in (FIXTURES / 'reference', tmp_path)
-    )
+    recorded = json.loads((FIXTURES / 'reference' / f'{model}.json').read_text())
+    again = json.loads((tmp_path / f'{model}.json').read_text())
+
     assert again['model_sha256'] == recorded['model_sha256']
     for old, new in zip(recorded['cases'], again['cases'], strict=True):
         assert (new['name'], new['rows'], new['task']) == (old['name'], old['rows'], old['task'])

@@ -84,7 +84,8 @@ def test_files_have_the_parameters_and_tokens_they_state(name: str):
     num_batches = int(config['max_duration'].removesuffix('ba'))
     num_tokens = num_batches * config['global_train_batch_size'] * max_seq_len
 
-    assert num_parameters == YAMLS[name] and f'{num_parameters:,} parameters' in path.read_text()
+    assert num_parameters == YAMLS[name]
+    assert f'{num_parameters:,} parameters' in path.read_text()
     assert 0 <= num_tokens / num_parameters - 20 < 0.01
 
 
@@ -111,16 +112,20 @@ def test_llama_125m_trains_evaluates_and_resumes(tmp_path: Path, demo_data: Path
         f'save_folder={tmp_path}/checkpoints',
         'save_interval=2ba',
     ]
+
     assert train.main([*words, 'max_duration=2ba']) == 0
-    first = written(tmp_path / 'gauntlet')
-    assert sorted(first) == ['ba0', 'ba2']
+    evaluations_of_2 = written(tmp_path / 'gauntlet')
     assert train.main([*words, 'max_duration=4ba']) == 0
-    again = written(tmp_path / 'gauntlet')
-    assert sorted(again) == ['ba0', 'ba2', 'ba4'] and again.items() >= first.items()
-    record = json.loads((tmp_path / 'gauntlet/ba4/results.json').read_text())
+    evaluations_of_4 = written(tmp_path / 'gauntlet')
     assert train.main([*words, 'max_duration=4ba']) == 0  # nothing is left to do
-    assert written(tmp_path / 'gauntlet') == again
-    assert record['training']['batch'] == 4 and record['training']['token'] == 4 * 4 * 128
+
+    assert sorted(evaluations_of_2) == ['ba0', 'ba2']
+    assert sorted(evaluations_of_4) == ['ba0', 'ba2', 'ba4']
+    assert evaluations_of_4.items() >= evaluations_of_2.items()
+    assert written(tmp_path / 'gauntlet') == evaluations_of_4
+    record = json.loads((tmp_path / 'gauntlet/ba4/results.json').read_text())
+    assert record['training']['batch'] == 4
+    assert record['training']['token'] == 4 * 4 * 128
     assert record['metrics']['gauntlet/unscored_items'] == 0
 
 
@@ -130,18 +135,18 @@ def train_sharded(out: Path, overrides: list[str]) -> None:
     tiny.shard_on_cpu()
     trainer = train.build_trainer(read_yaml('yamls/train/llama_1b_fsdp.yaml', overrides))
     modules = [*trainer.state.model.modules()]
-    units = [one.module for one in modules if isinstance(one, FullyShardedDataParallel)]
-    checkpointed = [one._checkpoint_wrapped_module for one in modules if isinstance(one, CheckpointWrapper)]
+    units = [module.module for module in modules if isinstance(module, FullyShardedDataParallel)]
+    checkpointed = [module._checkpoint_wrapped_module for module in modules if isinstance(module, CheckpointWrapper)]
     trainer.fit()
     trainer.close()
-    found = {
-        'units': sorted(type(one).__name__ for one in units),
-        'checkpointed': sorted(type(one).__name__ for one in checkpointed),
+    training = {
+        'units': sorted(type(unit).__name__ for unit in units),
+        'checkpointed': sorted(type(block).__name__ for block in checkpointed),
         'batches': trainer.state.timestamp.batch.value,
         'loss': float(trainer.state.loss),
     }
     if dist.get_global_rank() == 0:
-        out.write_text(json.dumps(found))
+        out.write_text(json.dumps(training))
 
 
 @pytest.mark.slow
@@ -151,11 +156,14 @@ def test_llama_1b_trains_sharded_with_its_blocks_checkpointed(tmp_path: Path, de
     Mutation: with `use_cache` a recomputed block finds duplicate keys, and torch raises a CheckpointError.
     """
     words = [*overrides(demo_data, tmp_path), 'save_folder=null', 'autoresume=false', 'max_duration=3ba']
-    forks.run(train_sharded, tmp_path / 'log.txt', tmp_path / 'found.json', words, num_ranks=2)
-    found = json.loads((tmp_path / 'found.json').read_text())
-    assert found['units'] == ['LlamaDecoderLayer', 'LlamaDecoderLayer', 'LlamaForCausalLM']
-    assert found['checkpointed'] == ['LlamaDecoderLayer', 'LlamaDecoderLayer']
-    assert found['batches'] == 3 and 0 < found['loss'] < 20
+
+    forks.run(train_sharded, tmp_path / 'log.txt', tmp_path / 'training.json', words, num_ranks=2)
+
+    training = json.loads((tmp_path / 'training.json').read_text())
+    assert training['units'] == ['LlamaDecoderLayer', 'LlamaDecoderLayer', 'LlamaForCausalLM']
+    assert training['checkpointed'] == ['LlamaDecoderLayer', 'LlamaDecoderLayer']
+    assert training['batches'] == 3
+    assert 0 < training['loss'] < 20
     records = [json.loads((tmp_path / f'gauntlet/ba{batch}/results.json').read_text()) for batch in (0, 2, 3)]
     assert all(record['metrics']['gauntlet/unscored_items'] == 0 for record in records)
     assert all(record['environment']['num_ranks'] == 2 for record in records)

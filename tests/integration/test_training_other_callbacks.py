@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -64,9 +65,9 @@ class Swap(Callback):
             self.others = [parameter.detach().clone() for parameter in self.fixed]
         if event in (self.begin, self.end):
             for parameter, other in zip(state.model.parameters(), self.others, strict=True):
-                held = parameter.detach().clone()
+                swapped_out = parameter.detach().clone()
                 parameter.data.copy_(other)
-                other.copy_(held)
+                other.copy_(swapped_out)
 
 
 class Kept(Callback):
@@ -82,7 +83,11 @@ class Kept(Callback):
 
 @pytest.mark.parametrize('order', ORDERS)
 @pytest.mark.parametrize(
-    ('begin', 'end'), [(Event.EVAL_START, Event.EVAL_END), (Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL)]
+    ('begin', 'end'),
+    [
+        (Event.EVAL_START, Event.EVAL_END),
+        (Event.EVAL_BEFORE_ALL, Event.EVAL_AFTER_ALL),
+    ],
 )
 def test_the_weights_that_a_callback_swaps_in_are_evaluated(tiny_settings, make, order, begin, end):
     """Also before the first step and at the end; training goes on with its own. The first is prepared at FIT_START."""
@@ -110,9 +115,9 @@ class Average(Callback):
 
     def eval_start(self, state: State, logger: Logger) -> None:
         for parameter, mean in zip(state.model.parameters(), self.mean, strict=True):
-            held = parameter.detach().clone()
+            swapped_out = parameter.detach().clone()
             parameter.data.copy_(mean)
-            mean.copy_(held)
+            mean.copy_(swapped_out)
 
     eval_end = eval_start
 
@@ -150,12 +155,17 @@ def last_of_training(
 def test_an_interrupted_evaluation_of_averaged_weights_is_finished_with_them(tmp_path, tiny_settings, kind, order):
     """The items before and after are of the same weights: those that score, not those of training."""
     expected, _ = last_of_training(tmp_path / 'whole', tiny_settings, order, kind, [])
-    plain, _ = last_of_training(tmp_path / 'plain', tiny_settings, order, 'none', [])
-    assert plain != expected
+    not_averaged, _ = last_of_training(tmp_path / 'plain', tiny_settings, order, 'none', [])
+    assert not_averaged != expected
+
     stop = [tiny.AtEvaluation(4, interrupt, step=4)]
-    nothing, num_finished = last_of_training(tmp_path / 'cut', tiny_settings, order, kind, stop)
-    assert nothing is None and num_finished > 0
-    assert last_of_training(tmp_path / 'cut', tiny_settings, order, kind, []) == (expected, num_finished)
+    interrupted, num_finished = last_of_training(tmp_path / 'cut', tiny_settings, order, kind, stop)
+    assert interrupted is None
+    assert num_finished > 0
+
+    resumed, num_reused = last_of_training(tmp_path / 'cut', tiny_settings, order, kind, [])
+    assert resumed == expected
+    assert num_reused == num_finished
 
 
 def averaged_on_ranks(folder: str) -> None:
@@ -203,33 +213,43 @@ def test_the_network_that_is_there_when_an_evaluation_begins_is_evaluated(tmp_pa
     gauntlet = make(tasks=tasks, interval=['first', 'last'])
     trainer = tiny.trainer([gauntlet], max_duration='2ba')
     trainer.fit()
-    trained = gauntlet.evaluation.results
+    results_of_training = gauntlet.evaluation.results
+
     replace(trainer.state.model)
     trainer.eval()
     trainer.close()
+
     network = trainer.state.model.model
     expected = evaluated_alone({**tiny_settings, 'tasks': tasks}, copy.deepcopy(network))
-    assert gauntlet.evaluation.results == expected != trained
+    assert gauntlet.evaluation.results == expected
+    assert expected != results_of_training
     assert record(tmp_path / 'records/ba2')['model']['num_parameters'] == network.num_parameters()
 
 
-def test_a_network_in_its_place_that_cannot_run_the_items_is_an_error(make):
-    trainer = tiny.trainer([make(max_seq_len=128)])
-    for sizes, problem in (
+@pytest.mark.parametrize(
+    ('sizes', 'problem'),
+    [
+        # Too few positions.
         ({'vocab_size': 259, 'max_position_embeddings': 8}, r'positions for 8 tokens, but an item has \d+'),
+        # Too few tokens.
         ({'vocab_size': 60, 'max_position_embeddings': 256}, r'for 60 tokens, but an item has the token id \d+'),
-    ):
-        trainer.state.model.model = networks.network(**sizes)
-        with pytest.raises(ModelError, match=problem):
-            trainer.eval()
+    ],
+)
+def test_a_network_in_its_place_that_cannot_run_the_items_is_an_error(make, sizes: dict[str, int], problem: str):
+    trainer = tiny.trainer([make(max_seq_len=128)])
+    trainer.state.model.model = networks.network(**sizes)
+
+    with pytest.raises(ModelError, match=problem):
+        trainer.eval()
+
     trainer.close()
 
 
-def rows_of_another() -> Evaluator:
+def evaluator_of_own_rows() -> Evaluator:
     """Return an evaluator of the user's own data."""
     ids = torch.arange(3, 35).reshape(2, 16)
     rows = [{'input_ids': row, 'attention_mask': torch.ones_like(row), 'labels': row} for row in ids]
-    return Evaluator(label='mine', dataloader=DataLoader(rows, batch_size=2), metric_names=[])
+    return Evaluator(label='own', dataloader=DataLoader(rows, batch_size=2), metric_names=[])
 
 
 def threads_of_evaluations() -> list[str]:
@@ -266,12 +286,18 @@ def test_nothing_of_an_evaluation_that_failed_outlives_it(tiny_settings, make, o
     trainer = tiny.trainer(in_order(order, Failing(event, error), gauntlet), max_duration='4ba')
     model = trainer.state.model
     forward, train_loader = model.eval_forward, trainer.state.dataloader
+
     with pytest.raises(error) as kept:
         trainer.fit()
-    assert model.eval_forward == forward and 'eval_forward' not in vars(model)
+
+    assert model.eval_forward == forward
+    assert 'eval_forward' not in vars(model)
     assert threads_of_evaluations() == []
-    assert trainer.state.dataloader is train_loader and trainer.state.dataloader_label == 'train'
-    trainer.eval(eval_dataloader=rows_of_another())
+    assert trainer.state.dataloader is train_loader
+    assert trainer.state.dataloader_label == 'train'
+
+    # The user's own evaluation and the rest of the training are as if nothing had been.
+    trainer.eval(eval_dataloader=evaluator_of_own_rows())
     trainer.fit()
     trainer.close()
     assert trainer.state.timestamp.batch == 4
@@ -293,29 +319,59 @@ def test_a_trainer_is_freed_as_soon_as_one_without_the_callback(make):
         gc.enable()
 
 
-def test_two_callbacks_with_one_folder_are_an_error_that_names_both(tmp_path, tiny_settings, make):
-    (sums,) = [task for task in read_yaml(tiny_settings['tasks'])['icl_tasks'] if task['label'] == 'sums']
-    few = {'tasks': [sums], 'gauntlet': None}
-    folder = str(tmp_path / 'records')
-    for first, second in (
-        (folder, folder),
-        (folder, f'{tmp_path}/./x/../records/'),
-        (f'{tmp_path}/{{run_name}}', f'{tmp_path}/mine'),
-    ):
-        with pytest.raises(ConfigError) as raised:
-            tiny.trainer([make(**few, save_folder=first), make(save_folder=second)], run_name='mine')
-        (problem,) = raised.value.problems
-        assert problem.startswith('save_folder: ') and str(tmp_path) in problem
-        assert 'EvalGauntlet 1 (sums/0-shot, sums/2-shot)' in problem and 'EvalGauntlet 2 (' in problem
-    tiny.trainer([make(**few, save_folder=None), make(save_folder=None), make()]).close()
+def only_sums(settings: dict[str, str]) -> dict[str, Any]:
+    """Return the settings of a callback that evaluates one of the tasks."""
+    (sums,) = [task for task in read_yaml(settings['tasks'])['icl_tasks'] if task['label'] == 'sums']
+    return {'tasks': [sums], 'gauntlet': None}
 
 
-@pytest.mark.parametrize('interval', ['first', 'last', '2ba', 'checkpoint', ['first', '2ba', 'last']])
-def test_a_training_that_begins_again_is_evaluated_again(tmp_path, tiny_settings, make, interval):
+@pytest.mark.parametrize(
+    ('first', 'second'),
+    [
+        ('records', 'records'),
+        ('records', './x/../records/'),
+        ('{run_name}', 'my-run'),
+    ],
+)
+def test_two_callbacks_with_one_folder_are_an_error_that_names_both(
+    tmp_path, tiny_settings, make, first: str, second: str
+):
+    gauntlets = [
+        make(**only_sums(tiny_settings), save_folder=f'{tmp_path}/{first}'),
+        make(save_folder=f'{tmp_path}/{second}'),
+    ]
+
+    with pytest.raises(ConfigError) as raised:
+        tiny.trainer(gauntlets, run_name='my-run')
+
+    (problem,) = raised.value.problems
+    assert problem.startswith('save_folder: ')
+    assert str(tmp_path) in problem
+    assert 'EvalGauntlet 1 (sums/0-shot, sums/2-shot)' in problem
+    assert 'EvalGauntlet 2 (' in problem
+
+
+def test_callbacks_without_records_share_no_folder(tiny_settings, make):
+    few = make(**only_sums(tiny_settings), save_folder=None)
+
+    tiny.trainer([few, make(save_folder=None), make()]).close()
+
+
+@pytest.mark.parametrize(
+    ('interval', 'batches'),
+    [
+        ('first', [0]),
+        ('last', [2]),
+        ('2ba', [2]),
+        ('checkpoint', [2]),
+        (['first', '2ba', 'last'], [0, 2]),
+    ],
+)
+def test_a_training_that_begins_again_is_evaluated_again(tmp_path, tiny_settings, make, interval, batches: list[int]):
     """With `reset_time`, and in a second Trainer; its `evaluation` is of that Trainer."""
     tasks = read_yaml(tiny_settings['tasks'])['icl_tasks'][-1:]  # the smallest
     gauntlet = make(tasks=tasks, gauntlet=None, interval=interval, save_folder=None)
-    found = []
+    results_of_trainings = []  # by batch
     for seed in (0, 1):
         kept = Kept(gauntlet)
         whole = HuggingFaceModel(tiny.model(seed), tokenizer=tiny.tokenizer())
@@ -323,16 +379,16 @@ def test_a_training_that_begins_again_is_evaluated_again(tmp_path, tiny_settings
         trainer = tiny.trainer([kept, gauntlet], whole=whole, max_duration='2ba', **saved)
         assert gauntlet.evaluation is None
         trainer.fit()
-        found.append(dict(kept.by_batch))
+        results_of_trainings.append(dict(kept.by_batch))
         kept.by_batch.clear()
         trainer.fit(duration='2ba', reset_time=True)
-        found.append(dict(kept.by_batch))
+        results_of_trainings.append(dict(kept.by_batch))
         trainer.close()
-    assert {tuple(by_batch) for by_batch in found} == {
-        {'first': (0,), '2ba': (2,), 'last': (2,), 'checkpoint': (2,)}.get(str(interval), (0, 2))
-    }
-    ends = [[*by_batch.values()][-1] for by_batch in found]
-    assert all(ends[place] != ends[other] for place in range(4) for other in range(place))
+
+    assert [[*by_batch] for by_batch in results_of_trainings] == [batches] * 4
+    last_results = [by_batch[batches[-1]] for by_batch in results_of_trainings]
+    for first, second in itertools.combinations(last_results, 2):
+        assert first != second
 
 
 def test_a_training_that_is_continued_leaves_a_finished_evaluation_untouched(tmp_path, make):
@@ -393,11 +449,9 @@ def test_metrics_in_the_state_are_those_of_the_latest_evaluation_and_logged_once
     model = HuggingFaceModel(tiny.model(), tokenizer=tiny.tokenizer())
     (sums,) = [task for task in read_yaml(tiny_settings['tasks'])['icl_tasks'] if task['label'] == 'sums']
     evaluators = build_icl_evaluators([{**sums, 'num_fewshot': [0]}], model, data_root=tiny_settings['data_root'])
-    logger, gauntlet, second = (
-        InMemoryLogger(),
-        make(save_folder=None),
-        make(save_folder=None, tasks=[sums], gauntlet=None),
-    )
+    gauntlet = make(save_folder=None)
+    second = make(save_folder=None, tasks=[sums], gauntlet=None)
+    logger = InMemoryLogger()
     trainer = tiny.trainer(
         [gauntlet, second],
         whole=model,
@@ -406,9 +460,11 @@ def test_metrics_in_the_state_are_those_of_the_latest_evaluation_and_logged_once
         max_duration='2ba',
         save_metrics=True,
     )
+
     trainer.eval()
     trainer.fit()
     trainer.eval()
+
     shown, evaluation = trainer.state.eval_metrics, gauntlet.evaluation
     values = {key: metric.compute().item() for key, metric in shown['gauntlet'].items()}
     recorded = {key: value for key, value in evaluation.metrics.items() if not key.startswith('gauntlet/')}

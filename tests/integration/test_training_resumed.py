@@ -45,7 +45,14 @@ def job(folder: Path, settings: dict[str, str], interval: str, callbacks: Sequen
     return [timestamp.batch.value for timestamp, _ in logger.data.get(KEY, [])]
 
 
-@pytest.mark.parametrize(('interval', 'due'), [('2ba', [2, 4]), ('checkpoint', [2, 4]), ('last', [4])])
+@pytest.mark.parametrize(
+    ('interval', 'due'),
+    [
+        ('2ba', [2, 4]),
+        ('checkpoint', [2, 4]),
+        ('last', [4]),
+    ],
+)
 def test_an_interrupted_evaluation_is_finished_once(tmp_path, tiny_settings, interval, due):
     assert job(tmp_path / 'whole', tiny_settings, interval) == due
 
@@ -72,7 +79,9 @@ def test_records_missing_beside_a_checkpoint_are_written_by_the_next_job(tmp_pat
         patch.setattr('llmfoundry_gauntlet.runtime.gauntlet.write_records', killed)
         assert job(tmp_path, tiny_settings, 'checkpoint', [tiny.AtBatches({3: interrupt})]) == [2]
     assert not list(records.rglob('results.json'))
+
     assert job(tmp_path, tiny_settings, 'checkpoint') == [2, 4]
+
     first = record(records / 'ba2')
     assert first['timing']['reused_items'] == first['metrics']['gauntlet/items'] > 0
     assert (records / 'ba4/results.json').is_file()
@@ -81,17 +90,28 @@ def test_records_missing_beside_a_checkpoint_are_written_by_the_next_job(tmp_pat
 
 @pytest.mark.filterwarnings('ignore:EvalGauntlet is not in the state_dict')  # Composer's warning about any new callback
 def test_checkpoints_load_with_and_without_the_callback(tmp_path, tiny_settings):
+    callbacks_until_batch = {
+        2: ['a'],
+        4: [],
+        6: ['b', 'c'],
+        8: ['d'],
+    }
+
     load_path = None
-    for batch, names in ((2, 'a'), (4, ''), (6, 'bc'), (8, 'd')):
-        folders = [str(tmp_path / 'records' / name) for name in names]
-        gauntlets = [EvalGauntlet(**tiny_settings, interval='2ba', save_folder=folder) for folder in folders]
+    for batch, names in callbacks_until_batch.items():
+        gauntlets = [
+            EvalGauntlet(**tiny_settings, interval='2ba', save_folder=str(tmp_path / 'records' / name))
+            for name in names
+        ]
         folder = str(tmp_path / f'{batch}')
         saved = {'save_folder': folder, 'save_interval': '2ba', 'load_path': load_path}
         trainer = tiny.train(gauntlets, max_duration=f'{batch}ba', **saved)
         assert trainer.state.timestamp.batch == batch
         load_path = f'{folder}/latest-rank0.pt'
-    found = {folder.parent.name: record['training']['batch'] for folder, record in find_results(tmp_path / 'records')}
-    assert found == {'a': 2, 'b': 6, 'c': 6, 'd': 8}
+
+    records = find_results(tmp_path / 'records')
+    evaluated_at = {path.parent.name: record['training']['batch'] for path, record in records}
+    assert evaluated_at == {'a': 2, 'b': 6, 'c': 6, 'd': 8}
 
 
 def losses_of(records: Path) -> dict[int, tuple[float, int]]:
@@ -114,12 +134,14 @@ def test_the_training_loss_is_the_mean_since_the_last_evaluation_also_over_a_res
         tiny.train(gauntlets, loggers=[memory], max_duration=f'{batch}ba', **saved)
         load_path = f'{folder}/ep0-ba3-rank0.pt'
         logged.update({time.batch.value: value for time, value in memory.data['loss/train/total']})
+
     losses = [logged[batch] for batch in range(7)]  # each logged at the number of batches before it
-    found = losses_of(tmp_path / 'often')
-    assert found.pop(0) == (None, None)
+    expected: dict[int, Any] = {0: (None, None)}
     # The checkpoint of batch 3 is older than the evaluation at the end of the first job.
     spans = {2: losses[:2], 3: losses[2:3], 4: losses[2:4], 6: losses[4:6], 7: losses[6:]}
-    assert found == {batch: (pytest.approx(sum(span) / len(span)), len(span)) for batch, span in spans.items()}
+    for batch, span in spans.items():
+        expected[batch] = (pytest.approx(sum(span) / len(span)), len(span))
+    assert losses_of(tmp_path / 'often') == expected
     assert losses_of(tmp_path / 'rarely') == {5: (pytest.approx(sum(losses[:5]) / 5), 5)}  # over the resume
 
 
@@ -165,9 +187,11 @@ BETWEEN = {
 def test_a_job_that_saves_before_it_evaluates_keeps_the_subset_of_a_time_budget(tmp_path, tiny_settings, between):
     """Otherwise the next job would measure again and continue the curve with other items."""
     first, last = budgeted(tiny_settings), budgeted(tiny_settings)
+
     run_job(tmp_path, [first], 2)
     run_job(tmp_path, BETWEEN[between](tiny_settings), 4)
     run_job(tmp_path, [last], 6)
+
     assert set(last.gauntlet.sizes.values()) == {FEWER}
     assert [*last.evaluation.results] == [*first.evaluation.results]
     for task, results in first.evaluation.results.items():
@@ -177,20 +201,29 @@ def test_a_job_that_saves_before_it_evaluates_keeps_the_subset_of_a_time_budget(
 @pytest.mark.filterwarnings('ignore:torch.distributed is')
 def test_a_sharded_checkpoint_restores_the_subset(tmp_path, tiny_settings):
     """It is loaded into the state of a callback without sizes, which must have the same structure."""
-    saved, loaded = ({'callbacks': {'EvalGauntlet': budgeted(tiny_settings).state_dict()}} for _ in range(2))
     first, second = budgeted(tiny_settings), budgeted(tiny_settings)
     run_job(tmp_path / 'job', [first], 2)
-    saved['callbacks']['EvalGauntlet'] = first.state_dict()
+    saved = {'callbacks': {'EvalGauntlet': first.state_dict()}}
+    loaded = {'callbacks': {'EvalGauntlet': budgeted(tiny_settings).state_dict()}}
+
     dist_checkpoint.save(saved, checkpoint_id=tmp_path / 'sharded', no_dist=True)
     dist_checkpoint.load(loaded, checkpoint_id=tmp_path / 'sharded', no_dist=True)
     second.load_state_dict(loaded['callbacks']['EvalGauntlet'])
+
     assert second.state_dict() == first.state_dict()
 
 
 def test_the_list_of_subsets_in_older_checkpoints_is_read():
-    known, others = {'a/0-shot': 3, 'b/0-shot': 4}, {'c/0-shot': 5}
+    known = {'a/0-shot': 3, 'b/0-shot': 4}
+    others = {'c/0-shot': 5}
     unknown = dict.fromkeys(known)
-    assert callback.subsets_in([unknown, others, known, {}]) == {'1: a/0-shot, b/0-shot': known, '0: c/0-shot': others}
+
+    subsets = callback.subsets_in([unknown, others, known, {}])
+
+    assert subsets == {
+        '1: a/0-shot, b/0-shot': known,
+        '0: c/0-shot': others,
+    }
 
 
 def test_two_callbacks_keep_the_subsets_of_their_own_budgets(tmp_path, tiny_settings):
@@ -202,7 +235,9 @@ def test_two_callbacks_keep_the_subsets_of_their_own_budgets(tmp_path, tiny_sett
 
     first, second = gauntlets('first'), gauntlets('second')
     run_job(tmp_path / 'checkpoints', first, 2)
-    sizes = [dict(one.gauntlet.sizes) for one in first]
+    sizes = [dict(callback.gauntlet.sizes) for callback in first]
     assert sizes[0] != sizes[1]
+
     run_job(tmp_path / 'checkpoints', second, 4)
-    assert [dict(one.gauntlet.sizes) for one in second] == sizes
+
+    assert [dict(callback.gauntlet.sizes) for callback in second] == sizes
