@@ -157,7 +157,9 @@ def generation_parity(options: Options, model: str, dtype: str, folder: Path) ->
     for case in options.cases(recorded):
         planned = recorded_cases.plan_case(model, case, published(options), folder, semantics='reference')
         item_of_row = {item['row']: item for item in case['items']}
-        generations = {one.key: one for batch in planned.continuous_batches for one in generator.run(batch)}
+        generations = {}
+        for batch in planned.continuous_batches:
+            generations.update({generation.key: generation for generation in generator.run(batch)})
         for key, result in planned.results(generations.values()).items():
             item = item_of_row[case['rows'][key.row]]
             if 'before_stop' in item:
@@ -177,17 +179,18 @@ def layouts(options: Options) -> Figures:
     """Compare every family in the layout that its probe chooses with bare forwards in fp32 on a CPU."""
     requests = networks.mixed_requests()
     for dtype in (FP32, BF16):
-        unexpected, errors = [], {}
+        unexpected: list[str] = []  # layouts that the probe should not choose
+        errors: dict[str, float] = {}  # by family, in nats per token
         for family in networks.FAMILIES:
             expected = networks.sums_alone(networks.network(family), requests)
             network = networks.network(family).to(options.device)
             language_model = CausalLanguageModel(network, device=torch.device(options.device))
             with autocast(options, dtype):
-                found = probe(language_model, vocabulary=networks.VOCABULARY, longest=60)
-                batches = plan(requests, tokens_per_batch=networks.PREFIX_BUDGET, layout=found.layout)
+                probed = probe(language_model, vocabulary=networks.VOCABULARY, longest=60)
+                batches = plan(requests, tokens_per_batch=networks.PREFIX_BUDGET, layout=probed.layout)
                 sums = networks.sums_of(networks.run(language_model, batches), requests)
-            if found.layout != networks.LAYOUT_OF[family]:
-                unexpected.append(f'{family}: {found}')
+            if probed.layout != networks.LAYOUT_OF[family]:
+                unexpected.append(f'{family}: {probed}')
             lengths = [len(ids) for request in requests for ids in request.continuations]
             errors[family] = float(np.max(np.abs(sums - expected) / lengths))
         worst = max(errors, key=lambda family: errors[family])
@@ -205,15 +208,15 @@ def fsdp(options: Options) -> Figures:
     if device == 'cpu':
         tiny.shard_on_cpu()
     dist.initialize_dist(device, timeout=60.0)
+    modes = ('unsharded', 'sharded')
     with tempfile.TemporaryDirectory() as name:
-        fsdp_worker.write_tasks(Path(name))
-        found = {mode: fsdp_worker.run(Path(name), 'llama', mode, device=device) for mode in ('unsharded', 'sharded')}
-        without = {mode: fsdp_worker.trained(Path(name), 'llama', mode, device) for mode in found}
+        folder = Path(name)
+        fsdp_worker.write_tasks(folder)
+        evaluated = {mode: fsdp_worker.run(folder, 'llama', mode, device=device) for mode in modes}
+        without = {mode: fsdp_worker.trained(folder, 'llama', mode, device) for mode in modes}
     dtype, about = (FP32, 'fp32 with gloo') if device == 'cpu' else (BF16, 'bf16 with NCCL')
-    whole, sharded = (
-        {key: item for task in fsdp_worker.TASKS for key, item in results[task]['items'].items()}
-        for results in found.values()
-    )
+    whole = items_of_tasks(evaluated['unsharded'])
+    sharded = items_of_tasks(evaluated['sharded'])
     scored = [key for key, item in whole.items() if item[2]]
     error = max(np.max(np.abs(np.subtract(whole[key][2], sharded[key][2]))) for key in scored)
     same = np.mean([whole[key][0] == sharded[key][0] for key in scored])
@@ -225,9 +228,17 @@ def fsdp(options: Options) -> Figures:
             f'(allowed {most:g}), {same:.1%} of predictions equal (allowed {SAME_CHOICES[dtype]:.1%})'
         ),
     )
-    for mode, weights in without.items():
-        equal = found[mode]['weights'] == weights['weights']
+    for mode in modes:
+        equal = evaluated[mode]['weights'] == without[mode]['weights']
         yield equal, f'{mode} training with evaluations is {"" if equal else "not "}bitwise that without'
+
+
+def items_of_tasks(results: dict[str, Any]) -> dict[str, Any]:
+    """Return the items of all tasks of a worker's evaluation."""
+    items: dict[str, Any] = {}
+    for task in fsdp_worker.TASKS:
+        items |= results[task]['items']
+    return items
 
 
 def gpu_rows(options: Options) -> tuple[TaskRow, ...]:

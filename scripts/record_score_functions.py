@@ -18,6 +18,7 @@ options as shown, so that the same prompt has the same generation.
 """
 
 import argparse
+import itertools
 import json
 import random
 from collections.abc import Iterator, Mapping
@@ -133,42 +134,49 @@ def variants_of(data_set: str, perturbation: str, questions: list[dict[str, Any]
 
 def run_case(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return a case of the fixture: its questions with the answers, and lm-eval's consistency rate of them."""
-    files: dict[str, list[dict[str, Any]]] = {}
+    docs_of_file: dict[str, list[dict[str, Any]]] = {}
     for doc in docs:
-        files.setdefault(doc['file'], []).append(doc)
-    questions, rates, responses = [], [], []
-    for own in files.values():
-        answers, rate = run_file(data_set, perturbation, own)
-        questions += questions_of(data_set, perturbation, own, answers)
+        docs_of_file.setdefault(doc['file'], []).append(doc)
+    questions: list[dict[str, Any]] = []
+    rates: list[float | None] = []
+    answers_by_seed: list[list[Any]] = []  # of each question
+    for file_docs in docs_of_file.values():
+        answers, rate = run_file(data_set, perturbation, file_docs)
+        questions += questions_of(data_set, perturbation, file_docs, answers)
         rates.append(rate)
         if perturbation == 'non_greedy':
-            responses += [[answers[place, f'non_greedy:{seed}'] for seed in SEEDS] for place in range(len(own))]
+            for place in range(len(file_docs)):
+                answers_by_seed.append([answers[place, f'non_greedy:{seed}'] for seed in SEEDS])
     if perturbation == 'non_greedy':
         name = 'calculate_math_consistency_rate' if data_set == 'math' else 'calculate_consistency_rate'
-        rate = getattr(non_greedy_summarizer, name)(responses)
+        rate = getattr(non_greedy_summarizer, name)(answers_by_seed)
     else:
-        rate = aggregate_subtask_metrics(rates, [len(own) for own in files.values()])
+        rate = aggregate_subtask_metrics(rates, [len(file_docs) for file_docs in docs_of_file.values()])
     return {'data_set': data_set, 'perturbation': perturbation, 'questions': questions, 'consistency_rate': rate}
 
 
 def run_file(data_set: str, perturbation: str, docs: list[dict[str, Any]]) -> tuple[dict, float | None]:
     """Return the answers of one file by place and variant, and the rate that its task logs, if it does."""
-    module, answers, logged = MODULES[data_set], {}, []
+    module = MODULES[data_set]
+    answers: dict[tuple[int, str], Any] = {}
+    logged = []
     if perturbation == 'non_greedy':
         name = 'non_greedy_macro_accuracy' if data_set == 'mmlu_pro' else 'non_greedy_accuracy'
         for seed in SEEDS:
             for place, doc in enumerate(docs):
-                found = module.non_greedy_robustness_process_results(doc, [generation_for(doc, seed)])
-                answers[place, f'non_greedy:{seed}'] = found[name][1]
+                metrics = module.non_greedy_robustness_process_results(doc, [generation_for(doc, seed)])
+                answers[place, f'non_greedy:{seed}'] = metrics[name][1]
         return answers, None
     process = getattr(module, 'process_results', None) or getattr(module, f'{perturbation}_robustness_process_results')
     for place, doc in enumerate(docs):
         entry = process(doc, [generation_for(doc, 0)])[CONSISTENCY[perturbation]]
         logged.append(entry)
         answers[place, variant_of(perturbation, doc)] = entry[1] if data_set == 'math' else entry[2]
-    rate = {'prompt': 'prompt_consistency_rate', 'option_order': 'options_consistency_rate'}[perturbation]
-    rate = 'math_prompt_consistency_rate' if data_set == 'math' else rate
-    return answers, getattr(module, rate)(logged)
+    if data_set == 'math':
+        name = 'math_prompt_consistency_rate'
+    else:
+        name = {'prompt': 'prompt_consistency_rate', 'option_order': 'options_consistency_rate'}[perturbation]
+    return answers, getattr(module, name)(logged)
 
 
 def variant_of(perturbation: str, doc: Mapping[str, Any]) -> str:
@@ -177,10 +185,10 @@ def variant_of(perturbation: str, doc: Mapping[str, Any]) -> str:
 
 def questions_of(data_set: str, perturbation: str, docs: list[dict[str, Any]], answers: dict) -> list[dict[str, Any]]:
     """Return our items: in option order without labels that a question lacks, and with an answer to E."""
-    found: dict[int, dict[str, Any]] = {}
+    question_of_row: dict[int, dict[str, Any]] = {}
     for (place, variant), answer in answers.items():
         doc = docs[place]
-        entry = found.setdefault(doc.get('row', 0) if 'row' in doc else doc['question_id'], {
+        question = question_of_row.setdefault(doc['row'], {
             'file': doc['file'] or None,
             'row': doc['row'],
             'own': LETTERS[doc.get('original_answer_index', doc['answer_index'])],
@@ -189,10 +197,10 @@ def questions_of(data_set: str, perturbation: str, docs: list[dict[str, Any]], a
         label = variant.partition(':')[2]
         if perturbation == 'option_order' and LETTERS.index(label) >= len(doc['options']):
             continue
-        entry['answers'][variant] = answer
+        question['answers'][variant] = answer
         if perturbation == 'option_order' and len(doc['options']) == 5 and data_set == 'agieval':
-            entry['answers']['option_order:E'] = 'E'
-    return list(found.values())
+            question['answers']['option_order:E'] = 'E'
+    return list(question_of_row.values())
 
 
 def cases(count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -216,11 +224,12 @@ def main() -> None:
     out = parser.parse_args().out
     datasets.disable_progress_bars()
     draw = random.Random(0)
-    pairs = [(one, other) for one in MATH_ANSWERS[1:] for other in MATH_ANSWERS[1:]]
+    generations = [made_up_generation(draw) for _ in range(500)]
+    pairs = itertools.product(MATH_ANSWERS[1:], repeat=2)
     fixture = {
         'lm_eval': version('lm_eval'),
-        'letters': [[text, extract(text)] for text in (made_up_generation(draw) for _ in range(500))],
-        'math_equal': [[one, other, int(math_equal(one, other))] for one, other in pairs],
+        'letters': [[text, extract(text)] for text in generations],
+        'math_equal': [[earlier, later, int(math_equal(earlier, later))] for earlier, later in pairs],
         'cases': list(cases(12, 0)),
     }
     lines = json.dumps(fixture, separators=(',', ':')).replace('{"data_set"', '\n{"data_set"')
