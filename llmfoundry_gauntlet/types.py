@@ -317,7 +317,7 @@ class ItemResult:
     facts: Mapping[str, str | int] = field(default_factory=dict)
     num_characters: tuple[int, ...] | None = None  # one per choice
     num_bytes: tuple[int, ...] | None = None  # one per choice
-    num_shots: float | None = None  # None if unknown, in records of 0.1.0
+    num_shots: float | None = None  # None if unknown, as in old records
     cluster: str = ''
 
     @property
