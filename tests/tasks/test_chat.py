@@ -62,16 +62,27 @@ def encoder(template: str) -> Encoder:
 
 def texts(settings: dict[str, Any], template: str = 'reasons by default', row: int = 0) -> tuple[str, ...]:
     """Return the contexts of a row in the chat template."""
-    (task,) = (data := load_data(decode_settings(settings))).tasks.values()
-    (asked,) = task.examples_with_shots(data.examples[task.key], [data.examples[task.key][row]])
-    return encoder(template).contexts(task.prompt(*asked))
+    data = load_data(decode_settings(settings))
+    (task,) = data.tasks.values()
+    examples = data.examples[task.key]
+    ((example, shots),) = task.examples_with_shots(examples, [examples[row]])
+    return encoder(template).contexts(task.prompt(example, shots))
+
+
+def prepared(
+    settings: dict[str, Any], template: str = 'without reasoning', *, max_seq_len: int = 200, cache: Path | None = None
+) -> PreparedEvaluation:
+    data = load_data(decode_settings(settings))
+    return prepare_evaluation(data, encoder(template), max_seq_len=max_seq_len, cache=cache)
 
 
 def test_arguments_reach_the_template_and_a_system_message_comes_first(settings):
     (plain,) = texts(settings())
     assert plain.startswith('[user]Q') and plain.endswith('\nQ0\n[assistant]')
-    (found,) = texts(settings(chat_template_kwargs={'enable_thinking': False}, system_prompt='Be brief.'))
-    assert found == f'[system]Be brief.\n{plain}<think>\n\n</think>\n\n'
+
+    (with_both,) = texts(settings(chat_template_kwargs={'enable_thinking': False}, system_prompt='Be brief.'))
+
+    assert with_both == f'[system]Be brief.\n{plain}<think>\n\n</think>\n\n'
 
 
 @pytest.mark.parametrize(
@@ -101,37 +112,43 @@ def test_arguments_reach_the_template_and_a_system_message_comes_first(settings)
 )
 def test_shots_may_be_turns_of_the_user_and_the_assistant(settings, kind: str, task: dict, expected: list[str]):
     """The instruction is in the first message, and no message begins with the delimiter between shots."""
-    found = texts(settings(kind, task=task, fewshot_as_turns=True), 'without reasoning')
-    order = (1, 2) if 'Q1' in found[0].partition('[assistant]')[0] else (2, 1)
-    assert list(found) == [text.format(*order) for text in expected]
+    contexts = texts(settings(kind, task=task, fewshot_as_turns=True), 'without reasoning')
+
+    first_message = contexts[0].partition('[assistant]')[0]
+    rows_of_shots = (1, 2) if 'Q1' in first_message else (2, 1)
+    assert list(contexts) == [text.format(*rows_of_shots) for text in expected]
 
 
 @pytest.mark.parametrize('max_seq_len', [200, 45, 35, 20])
 def test_turns_are_dropped_as_shots_are(settings, max_seq_len: int):
     """Prompts keep the last turns that fit, and the first message the instruction."""
     given = settings(task={'prompt_string': 'Go. '}, fewshot_as_turns=True, truncation='drop_shots')
-    prepared = prepare_evaluation(
-        load_data(decode_settings(given)), encoder('without reasoning'), max_seq_len=max_seq_len
-    )
-    for item in prepared.items.values():
+    tokenizer = encoder('without reasoning').tokenizer
+
+    items = prepared(given, max_seq_len=max_seq_len).items.values()
+
+    for item in items:
         (context, _) = item.request.contexts
-        text = encoder('without reasoning').tokenizer.decode(context)
-        assert text.count('red') == item.num_shots
-        assert len(context) <= max_seq_len and (item.request.prompt_shortened or item.num_shots == 2)
+        assert len(context) <= max_seq_len
+        assert tokenizer.decode(context).count('red') == item.num_shots
+        assert item.request.prompt_shortened or item.num_shots == 2
 
 
 def test_truncation_from_the_left_in_chat_counts_the_shots_that_are_left(settings):
-    given = settings(truncation='reference')
-    prepared = prepare_evaluation(load_data(decode_settings(given)), encoder('without reasoning'), max_seq_len=12)
-    assert all(0 <= item.num_shots < 2 and item.request.prompt_shortened for item in prepared.items.values())
+    items = prepared(settings(truncation='reference'), max_seq_len=12).items.values()
+
+    assert all(item.request.prompt_shortened for item in items)
+    assert all(0 <= item.num_shots < 2 for item in items)
 
 
 @pytest.mark.parametrize(
     ('given', 'wrong'),
     [
+        # Without the chat template.
         ({'system_prompt': 'Be brief.'}, 'system_prompt: has no effect without apply_chat_template: true'),
         ({'chat_template_kwargs': {'a': 1}}, 'chat_template_kwargs: has no effect without apply_chat_template: true'),
         ({'fewshot_as_turns': True}, 'fewshot_as_turns: has no effect without apply_chat_template: true'),
+        # With it.
         ({'system_prompt': ' \n', **WORDS}, "system_prompt: is ' \\n'; allowed: text"),
         ({'system_prompt': 7, **WORDS}, 'system_prompt: is 7; allowed: text'),
         ({'chat_template_kwargs': [1], **WORDS}, 'chat_template_kwargs: is a list; allowed: a mapping'),
@@ -145,6 +162,7 @@ def test_truncation_from_the_left_in_chat_counts_the_shots_that_are_left(setting
 def test_settings_that_are_wrong_or_have_no_effect_are_errors(settings, given: dict[str, Any], wrong: str):
     base = settings()
     del base['apply_chat_template']
+
     with pytest.raises(ConfigError) as raised:
         decode_settings({**base, **given})
     assert wrong in str(raised.value)
@@ -180,21 +198,22 @@ def test_a_template_without_a_system_role_is_an_error_that_names_the_setting(set
 )
 def test_choices_scored_where_a_model_reasons_are_a_warning(settings, template, kwargs, kind, is_warned):
     data = load_data(decode_settings(settings(kind, chat_template_kwargs=kwargs)))
-    found = list(chat_warnings(data.tasks, data.examples, encoder(template)))
-    assert len(found) == is_warned
-    assert all('t/2-shot: ' in one and 'first words of the reasoning' in one for one in found)
-    assert all('enable_thinking: false' in one for one in found)
+
+    warnings = list(chat_warnings(data.tasks, data.examples, encoder(template)))
+
+    assert len(warnings) == is_warned
+    for warning in warnings:
+        assert 't/2-shot: ' in warning and 'first words of the reasoning' in warning
+        assert 'enable_thinking: false' in warning
 
 
 def test_arguments_that_a_template_does_not_know_are_a_warning(settings):
     given = settings(chat_template_kwargs={'enable_thinkng': False, 'enable_thinking': False})
     data = load_data(decode_settings(given))
-    (found,) = chat_warnings(data.tasks, data.examples, encoder('reasons by default'))
-    assert 'enable_thinkng' in found and 'no effect' in found
 
+    (warning,) = chat_warnings(data.tasks, data.examples, encoder('reasons by default'))
 
-def prepared(settings: dict[str, Any]) -> PreparedEvaluation:
-    return prepare_evaluation(load_data(decode_settings(settings)), encoder('reasons by default'), max_seq_len=200)
+    assert 'enable_thinkng' in warning and 'no effect' in warning
 
 
 @pytest.mark.parametrize(
@@ -202,13 +221,11 @@ def prepared(settings: dict[str, Any]) -> PreparedEvaluation:
     [{'chat_template_kwargs': {'enable_thinking': False}}, {'system_prompt': 'Be brief.'}, {'fewshot_as_turns': True}],
 )
 def test_cached_token_ids_are_not_read_with_other_settings_of_the_template(settings, tmp_path: Path, given):
-    found = [
-        [
-            item.request.contexts[0].tolist()
-            for item in prepare_evaluation(
-                load_data(decode_settings(made)), encoder('reasons by default'), max_seq_len=200, cache=tmp_path / 'ids'
-            ).items.values()
-        ]
-        for made in (settings(), settings(**given), settings())
-    ]
-    assert found[0] == found[2] != found[1]
+    def token_ids(settings: dict[str, Any]) -> list[list[int]]:
+        items = prepared(settings, 'reasons by default', cache=tmp_path / 'ids').items.values()
+        return [item.request.contexts[0].tolist() for item in items]
+
+    without = token_ids(settings())
+
+    assert token_ids(settings(**given)) != without
+    assert token_ids(settings()) == without
