@@ -33,7 +33,7 @@ IN_CHAT = [
 class ChatTokenizer(CharacterTokenizer):
     """A token per character, and a template that shows its own tokens."""
 
-    chat_template = 'one'
+    chat_template = 'a template'  # without which a tokenizer has no chat
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
         return ''.join(f'[{message["role"]}]{message["content"]}' for message in messages) + '[assistant]'
@@ -66,15 +66,23 @@ def texts(settings: dict[str, Any], tokenizer: Any, max_seq_len: int = 128) -> d
 
 def test_instruction_shots_and_question_are_one_message(in_chat: dict[str, Any]):
     """Mutation: shots before the template. An answer begins without the space that follows a prompt."""
-    found = texts(in_chat, ChatTokenizer())
-    rows = 'Q1=red\nQ2=red' if 'Go.\nQ1' in found['choices/2-shot 0'][0] else 'Q2=red\nQ1=red'
-    message = f'[user]Go.\n{rows}\nQ0=[assistant]'
-    assert found['choices/2-shot 0'] == [message, message, 'red', 'ash']
-    assert found['schema/0-shot 0'] == ['[user]He[assistant]', '[user]She[assistant]', 'ran', 'ran']
-    assert found['generations/0-shot 0'] == ['[user]Q: Who?=[assistant]']
+    parts = texts(in_chat, ChatTokenizer())
+
+    shots = 'Q1=red\nQ2=red' if 'Go.\nQ1' in parts['choices/2-shot 0'][0] else 'Q2=red\nQ1=red'
+    message = f'[user]Go.\n{shots}\nQ0=[assistant]'
+    assert parts['choices/2-shot 0'] == [message, message, 'red', 'ash']
+    assert parts['schema/0-shot 0'] == ['[user]He[assistant]', '[user]She[assistant]', 'ran', 'ran']
+    assert parts['generations/0-shot 0'] == ['[user]Q: Who?=[assistant]']
+
+
+def test_a_tokenizer_without_a_chat_template_is_an_error_that_says_what_to_do(in_chat: dict[str, Any]):
     with pytest.raises(ModelError, match=r'\(CharacterTokenizer\) has no chat template; leave out apply_chat_template'):
         texts(in_chat, CharacterTokenizer())
+
+
+def test_without_the_option_a_chat_template_changes_nothing(in_chat: dict[str, Any]):
     del in_chat['apply_chat_template']
+
     assert texts(in_chat, ChatTokenizer()) == texts(in_chat, CharacterTokenizer())
 
 
@@ -82,14 +90,21 @@ def test_instruction_shots_and_question_are_one_message(in_chat: dict[str, Any])
 def test_shots_are_dropped_inside_the_message(in_chat: dict[str, Any], max_seq_len: int, kept: int):
     r"""'[user]Go.' has 9 characters, a shot '\nQ1=red' 7, '\nQ0=[assistant]' 15 and a choice 3."""
     in_chat['tasks'] = in_chat['tasks'][:1]
+
     (context, *_) = texts(in_chat, ChatTokenizer(), max_seq_len)['choices/2-shot 0']
+
     assert context.count('=red') == kept
     assert context.startswith('[user]Go.\nQ') and context.endswith('\nQ0=[assistant]')
 
 
 @pytest.mark.parametrize(
     ('end', 'is_open'),
-    [('', False), ('<think>\n', True), ('<think>\n\n</think>\n\n', False), ('<|channel|>analysis<|message|>', True)],
+    [
+        ('', False),
+        ('<think>\n', True),
+        ('<think>\n\n</think>\n\n', False),
+        ('<|channel|>analysis<|message|>', True),
+    ],
 )
 def test_a_template_may_open_the_reasoning(in_chat: dict[str, Any], tmp_path: Path, end: str, is_open: bool):
     """Also where token ids come from the cache. Mutation: the end of the prompt is not cached."""
@@ -100,18 +115,21 @@ def test_a_template_may_open_the_reasoning(in_chat: dict[str, Any], tmp_path: Pa
 
     in_chat['tasks'] = in_chat['tasks'][2:]
     data = load_data(decode_settings(in_chat))
-    for _ in range(2):
-        found = prepare_evaluation(data, Encoder(Thinking()), max_seq_len=128, cache=tmp_path / 'tokens')
-        (item,) = found.items.values()
+    for _ in range(2):  # the second time from the cache
+        prepared = prepare_evaluation(data, Encoder(Thinking()), max_seq_len=128, cache=tmp_path / 'tokens')
+        task = prepared.tasks['generations/0-shot']
+        (item,) = prepared.items.values()
+        at_once = Generation(key=item.key, text='Al?')
+        after_reasoning = Generation(key=item.key, text='Bo?\n</think>\nAl')
+
         assert item.request.reasoning.is_open == is_open
-        answer = Generation(key=item.key, text='Al?')
-        assert item_result(item, answer, found.tasks['generations/0-shot']).score == (0 if is_open else 1)
-        answer = Generation(key=item.key, text='Bo?\n</think>\nAl')
-        assert item_result(item, answer, found.tasks['generations/0-shot']).score == 1
+        assert item_result(item, at_once, task).score == (0 if is_open else 1)
+        assert item_result(item, after_reasoning, task).score == 1
 
 
 def test_messages_are_exported(in_chat: dict[str, Any]):
     lines = [json.loads(line) for line in request_lines(load_data(decode_settings(in_chat)))]
+
     by_task = {line['task']: line for line in lines if line['row'] == 0}
     (message,) = by_task['choices']['messages']
     assert message['role'] == 'user'
