@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,19 +80,22 @@ def examples_of(name: str, num_rows: int = 12) -> list[Example]:
 
 def described(items: list[Item]) -> list[Any]:
     """Return everything in items, and which of their contexts are one array."""
-    found = []
+    descriptions = []
     for item in items:
         request = item.request
         is_generation = isinstance(request, GenerateRequest)
-        parts = [request.context] if is_generation else [*request.contexts, *request.continuations]
+        if is_generation:
+            parts = [request.context]
+            terms = (request.stops, request.sampling)
+            of_type = request.max_new_tokens
+        else:
+            parts = [*request.contexts, *request.continuations]
+            terms = ()
+            of_type = [[a is b for b in request.contexts] for a in request.contexts]
         assert {(type(ids), ids.dtype, ids.ndim) for ids in parts} == {(np.ndarray, np.dtype(np.int32), 1)}
-        terms = (request.stops, request.sampling) if is_generation else ()
-        others = (
-            request.max_new_tokens if is_generation else [[a is b for b in request.contexts] for a in request.contexts]
-        )
-        marks = (item.prompt_sha256, request.key, request.prompt_shortened, request.unscorable, others)
-        found.append((item.example, terms, marks, [ids.tolist() for ids in parts]))
-    return found
+        marks = (item.prompt_sha256, request.key, request.prompt_shortened, request.unscorable, of_type)
+        descriptions.append((item.example, terms, marks, [ids.tolist() for ids in parts]))
+    return descriptions
 
 
 def prepared(preparation: Preparation, cache: Path | None) -> list[Item]:
@@ -118,53 +121,53 @@ def test_cached_items_equal_those_prepared_without_a_cache(tmp_path, kind: str, 
     examples = KINDS[kind]
     keys = {'icl_task_type': kind, 'has_categories': kind == 'multiple_choice', 'truncation': truncation}
     preparation = preparation_of(examples, max_seq_len=max_seq_len, **keys)
-    made = described(preparation.items())
-    assert len(made) == len(examples)
-    assert described(prepared(preparation, tmp_path)) == described(prepared(preparation, tmp_path)) == made
+    without_cache = described(preparation.items())
+    assert len(without_cache) == len(examples)
+
+    assert described(prepared(preparation, tmp_path)) == without_cache  # written
+    assert described(prepared(preparation, tmp_path)) == without_cache  # read
 
 
 def test_a_cached_task_is_not_tokenized_again_and_its_file_counts_as_used(tmp_path):
-    for expected in ({'task1'}, set()):
-        tokenizer = Characters()
-        prepared(preparation_of(examples_of('task1'), tokenizer), tmp_path)
-        assert tokenizer.noted == expected
-        (path,) = tmp_path.glob('*.tokens')
-        assert path.stat().st_mtime > 1
-        os.utime(path, (1, 1))
+    first, second = Characters(), Characters()
+
+    prepared(preparation_of(examples_of('task1'), first), tmp_path)
+    assert first.noted == {'task1'}
+    (path,) = tmp_path.glob('*.tokens')
+    os.utime(path, (1, 1))
+
+    prepared(preparation_of(examples_of('task1'), second), tmp_path)
+    assert second.noted == set()
+    assert path.stat().st_mtime > 1
 
 
 PROBLEM = OpenQuestion('1+1=', ('2', 'two'), 'One and one.')
-GOLDS = [('2', 'twos'), ('2', 'two', 'II'), ('two', '2')]
+# They change how long a generation may be, even where no shot shows them.
+CHANGES_OF_PROBLEM = [
+    {'content': replace(PROBLEM, golds=('2', 'twos'))},
+    {'content': replace(PROBLEM, golds=('2', 'two', 'II'))},
+    {'content': replace(PROBLEM, golds=('two', '2'))},
+    {'content': replace(PROBLEM, chain_of_thought=None)},
+    {'content': PROBLEM},
+]
+CHANGES_OF_CHOICES = [
+    {'row': 99},
+    {'category': 'b'},
+    {'file': 'subset'},
+    {'content': Choices('q 0.', ('yes', 'no'), 0)},
+    {'content': Choices('q 0?', ('yes', 'now'), 0)},
+    {'content': Choices('q 0?', ('yesn', 'o'), 0)},
+    {'content': Choices('q 0?', ('yes', 'no', ''), 0)},
+    {'content': Choices('q 0?', ('yes', 'no'), 1)},
+]
 
 
 @pytest.mark.parametrize(
     ('kind', 'num_shots', 'changes'),
     [
-        (
-            'multiple_choice',
-            2,
-            [
-                {'row': 99},
-                {'category': 'b'},
-                {'file': 'subset'},
-                {'content': Choices('q 0.', ('yes', 'no'), 0)},
-                *(
-                    {'content': Choices('q 0?', texts, 0)}
-                    for texts in (('yes', 'now'), ('yesn', 'o'), ('yes', 'no', ''))
-                ),
-                {'content': Choices('q 0?', ('yes', 'no'), 1)},
-            ],
-        ),
-        # which change how long a generation may be, even where no shot shows them
-        *(
-            (
-                'generation_task_with_answers',
-                num_shots,
-                [{'content': replace(PROBLEM, golds=golds)} for golds in GOLDS]
-                + [{'content': replace(PROBLEM, chain_of_thought=None)}, {'content': PROBLEM}],
-            )
-            for num_shots in (0, 2)
-        ),
+        ('multiple_choice', 2, CHANGES_OF_CHOICES),
+        ('generation_task_with_answers', 0, CHANGES_OF_PROBLEM),
+        ('generation_task_with_answers', 2, CHANGES_OF_PROBLEM),
     ],
 )
 def test_a_changed_row_is_another_cache_entry(kind: str, num_shots: int, changes: list[dict[str, Any]]):
@@ -179,14 +182,24 @@ def test_a_changed_row_is_another_cache_entry(kind: str, num_shots: int, changes
     assert len(names) == len(versions)
 
 
-def test_another_tokenizer_or_encoder_or_changed_code_is_another_cache_entry(monkeypatch):
+def test_another_tokenizer_is_another_cache_entry():
+    assert cache_name(preparation_of(tokenizer=Characters(bos=3))) != cache_name(preparation_of())
+
+
+def test_another_setting_of_the_encoder_is_another_cache_entry():
     encoder = Encoder(Characters())
     encoder.prefix_space = True
-    others = [preparation_of(tokenizer=Characters(bos=3)), replace(preparation_of(), encoder=encoder)]
-    names = {cache_name(preparation) for preparation in (preparation_of(), *others)}
-    shot = MultipleChoiceTask.shot  # also of an installed type
+
+    assert cache_name(replace(preparation_of(), encoder=encoder)) != cache_name(preparation_of())
+
+
+def test_changed_code_of_a_task_type_is_another_cache_entry(monkeypatch):
+    """Also of a type from another package, which has no version of ours."""
+    name = cache_name(preparation_of())
+    shot = MultipleChoiceTask.shot
     monkeypatch.setattr(MultipleChoiceTask, 'shot', lambda task, content, first: shot(task, content, first).upper())
-    assert len({*names, cache_name(preparation_of())}) == 4
+
+    assert cache_name(preparation_of()) != name
 
 
 @pytest.mark.parametrize(
@@ -211,7 +224,8 @@ def test_a_cache_entry_is_named_by_the_forms_of_a_question_that_prompts_can_hold
 
 
 def test_items_cached_with_one_setting_are_not_read_with_another(tmp_path):
-    changed = [
+    changes = [
+        {},
         {'num_fewshot': [1]},
         {'max_seq_len': 59},
         {'truncation': 'reference'},
@@ -223,21 +237,36 @@ def test_items_cached_with_one_setting_are_not_read_with_another(tmp_path):
         {'fewshot_random_seed': 7},
         {'strip_dataset': False},
         {'label': 'other'},
+        {},  # again, beside all the others
     ]
-    for changes in ({}, *changed, {}):
-        preparation = preparation_of(**changes)
+    for settings in changes:
+        preparation = preparation_of(**settings)
         assert described(prepared(preparation, tmp_path)) == described(preparation.items())
 
 
-@pytest.mark.parametrize('damage', ['flipped', 'cut', 'empty', 'other'])
+def with_a_flipped_bit(content: bytes) -> bytes:
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    return bytes(flipped)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    'flipped': with_a_flipped_bit,
+    'cut': lambda content: content[:-1],
+    'empty': lambda content: b'',
+    'other': lambda content: b'x' * 500,
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
 def test_a_damaged_file_is_replaced(tmp_path, caplog, damage: str):
     preparation = preparation_of()
     expected = described(prepared(preparation, tmp_path))
     (path,) = tmp_path.glob('*.tokens')
     content = path.read_bytes()
-    flipped = bytearray(content)
-    flipped[len(content) // 2] ^= 1
-    path.write_bytes({'flipped': bytes(flipped), 'cut': content[:-1], 'empty': b'', 'other': b'x' * 500}[damage])
+
+    path.write_bytes(DAMAGES[damage](content))
+
     assert described(prepared(preparation, tmp_path)) == expected
     assert str(path) in caplog.text
     assert path.read_bytes() == content
@@ -246,17 +275,25 @@ def test_a_damaged_file_is_replaced(tmp_path, caplog, damage: str):
 def test_an_unwritable_cache_folder_is_one_warning(tmp_path, caplog):
     (tmp_path / 'file').write_text('')
     preparations = {name: preparation_of(label=name) for name in 'abc'}
+
     items = prepare_tasks(preparations, tmp_path / 'file' / 'folder')
-    assert [described(items[name]) for name in 'abc'] == [
-        described(preparation.items()) for preparation in preparations.values()
-    ]
-    assert len(caplog.records) == 1 and str(tmp_path / 'file') in caplog.text
+
+    for name, preparation in preparations.items():
+        assert described(items[name]) == described(preparation.items())
+    assert len(caplog.records) == 1
+    assert str(tmp_path / 'file') in caplog.text
 
 
-def test_nothing_is_written_without_a_cache_or_a_fingerprint(tmp_path, monkeypatch, character_tokenizer):
+def test_nothing_is_written_without_a_cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
     assert len(prepared(preparation_of(), None)) == 12
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_for_a_tokenizer_without_a_fingerprint(tmp_path, character_tokenizer):
     assert Encoder(character_tokenizer).fingerprint is None
+
     assert len(prepared(preparation_of(tokenizer=character_tokenizer), tmp_path)) == 12
     assert not list(tmp_path.iterdir())
 
@@ -264,17 +301,28 @@ def test_nothing_is_written_without_a_cache_or_a_fingerprint(tmp_path, monkeypat
 def test_ranks_take_tasks_in_orders_of_their_own_and_read_what_others_finished(tmp_path, monkeypatch):
     """Rank 1 starts when rank 0 has finished its first two tasks of nine."""
     names = [f'task{number}' for number in range(9)]
-    written, store = [], prepare.store
-    monkeypatch.setattr(prepare, 'store', lambda path, items: written.append(path.name[:5]) or store(path, items))
-    for rank, some in (('0', names[:2]), ('1', names)):
+    written: list[str] = []
+    store = prepare.store
+
+    def recorded_store(path: Path, items: Any) -> Any:
+        written.append(path.name[: len('task0')])
+        return store(path, items)
+
+    monkeypatch.setattr(prepare, 'store', recorded_store)
+    names_of_rank = {'0': names[:2], '1': names}
+    for rank, names_prepared in names_of_rank.items():
         monkeypatch.setenv('LOCAL_RANK', rank)
-        preparations = {name: preparation_of(examples_of(name), label=name) for name in some}
-        found = prepare_tasks(preparations, tmp_path)
-        assert {name: described(items) for name, items in found.items()} == {
-            name: described(preparation.items()) for name, preparation in preparations.items()
-        }
-        assert list(found) == some
-    assert written[:2] == names[:2] and sorted(written) == names and written[2:] != names[2:]
+        preparations = {name: preparation_of(examples_of(name), label=name) for name in names_prepared}
+
+        items_by_name = prepare_tasks(preparations, tmp_path)
+
+        assert list(items_by_name) == names_prepared
+        for name, items in items_by_name.items():
+            assert described(items) == described(preparations[name].items())
+    # Each is written once; rank 1 does not take them in their order.
+    assert sorted(written) == names
+    assert written[:2] == names[:2]
+    assert written[2:] != names[2:]
 
 
 def aged(path: Path, seconds: float) -> Path:
@@ -284,36 +332,49 @@ def aged(path: Path, seconds: float) -> Path:
     return path
 
 
-def test_least_recently_used_files_and_leftovers_of_dead_processes_are_removed(tmp_path):
+@pytest.mark.parametrize(
+    ('limit_bytes', 'kept'),
+    [
+        (12, 'abc'),  # each has 4 bytes
+        (8, 'ab'),
+        (7, 'b'),
+    ],
+)
+def test_least_recently_used_files_and_leftovers_of_dead_processes_are_removed(tmp_path, limit_bytes: int, kept: str):
     for seconds, name in enumerate('cab'):
         aged(tmp_path / f'{name}.tokens', LEFTOVER_SECONDS + 100 - seconds)
     others = {f'{age}.{kind}' for age in ('old', 'new') for kind in ('unfinished', 'other')}
     for name in others:
         aged(tmp_path / name, LEFTOVER_SECONDS + 60 if name.startswith('old') else 0)
-    for limit_bytes, kept in ((12, 'abc'), (8, 'ab'), (7, 'b')):
-        trim(tmp_path, limit_bytes)
-        names = {path.name for path in tmp_path.iterdir()}
-        assert names == {*(f'{name}.tokens' for name in kept), *others} - {'old.unfinished'}
+
+    trim(tmp_path, limit_bytes)
+
+    names = {path.name for path in tmp_path.iterdir()}
+    tokens = {f'{name}.tokens' for name in kept}
+    assert names == (tokens | others) - {'old.unfinished'}
 
 
 def test_semantics_have_token_ids_and_stop_rules_of_their_own(tmp_path):
     kind = 'generation_task_with_answers'
     keys = {'icl_task_type': kind, 'has_categories': False}
-    for semantics, stops in (('corrected', StopRule(answer_end='\n')), ('reference', StopRule(as_pattern=True))):
+    stops_of = {'corrected': StopRule(answer_end='\n'), 'reference': StopRule(as_pattern=True)}
+
+    for semantics, stops in stops_of.items():
         items = prepared(preparation_of(KINDS[kind], semantics=semantics, **keys), tmp_path)
         assert {item.request.stops for item in items} == {stops}
     assert len(list(tmp_path.glob('*.tokens'))) == 2
 
 
+# The digest of the items by the version of the prompts.
 ITEMS = {4: '3dd956d7d76d4807656c67b942abb7bb22256b39820a53cf732f748c8baf16db'}
 
 
 def test_prompts_do_not_change_without_a_new_version():
     """If this fails, raise PROMPTS_VERSION and add the new digest here: cached token ids are then recomputed."""
-    found = [
-        item[2:]
-        for kind, examples in KINDS.items()
-        for keys in ({}, {'truncation': 'reference'}, {'fewshot': 'fixed'}, {'max_seq_len': 20})
-        for item in described(preparation_of(examples, icl_task_type=kind, has_categories=False, **keys).items())
-    ]
-    assert hashlib.sha256(repr(found).encode()).hexdigest() == ITEMS[PROMPTS_VERSION]
+    marks_and_ids = []
+    for kind, examples in KINDS.items():
+        for keys in ({}, {'truncation': 'reference'}, {'fewshot': 'fixed'}, {'max_seq_len': 20}):
+            preparation = preparation_of(examples, icl_task_type=kind, has_categories=False, **keys)
+            marks_and_ids += [description[2:] for description in described(preparation.items())]
+
+    assert hashlib.sha256(repr(marks_and_ids).encode()).hexdigest() == ITEMS[PROMPTS_VERSION]

@@ -41,6 +41,7 @@ def examples_of(contents) -> list[Example]:
 @pytest.mark.parametrize(
     ('kind', 'num_shots', 'keys', 'preamble', 'contexts'),
     [
+        # Language modeling.
         ('language_modeling', 0, {}, '', ('1+1=',)),
         ('language_modeling', 2, {}, '2+2= 4\n3+3= 6', ('\n1+1=',)),
         ('language_modeling', 0, {'continuation_delimiter': '\nAnswer: '}, '', ('1+1=\nAnswer:',)),
@@ -50,6 +51,7 @@ def examples_of(contents) -> list[Example]:
         ('language_modeling', 2, {'prompt_string': 'Add.'}, 'Add.\n2+2= 4\n3+3= 6', ('\n1+1=',)),
         ('language_modeling', 2, {'example_delimiter': '###'}, '2+2= 4###3+3= 6', ('###1+1=',)),
         ('language_modeling', 0, {'strip_dataset': False}, '', ('1+1= ',)),
+        # Multiple choice, and schemas.
         ('multiple_choice', 1, {}, 'Grass? green', ('\nSky?',)),
         ('schema', 0, {}, '', ('the cup', 'the bag')),  # nothing precedes: no continuation delimiter
         ('schema', 0, {'prelimiter': 'P: '}, '', ('P: the cup', 'P: the bag')),
@@ -67,15 +69,20 @@ def test_prompts_by_hand(kind: str, num_shots: int, keys: dict, preamble: str, c
         'schema': (SCHEMAS, ('was full.', 'was full.')),
     }[kind]
     first, *shots = examples_of(contents)
-    made = task(kind, **keys).prompt(first, shots[:num_shots])
-    assert (made.preamble, made.contexts, made.continuations) == (preamble, contexts, continuations)
+
+    prompt = task(kind, **keys).prompt(first, shots[:num_shots])
+
+    assert (prompt.preamble, prompt.contexts, prompt.continuations) == (preamble, contexts, continuations)
 
 
 def items(tokenizer, contents=PASSAGES, *, max_seq_len: int = 100, **settings):
-    made = replace(task('language_modeling', 2), **settings)
-    return Preparation(
-        task=made, examples=examples_of(contents), encoder=Encoder(tokenizer), max_seq_len=max_seq_len
-    ).items()
+    preparation = Preparation(
+        task=replace(task('language_modeling', 2), **settings),
+        examples=examples_of(contents),
+        encoder=Encoder(tokenizer),
+        max_seq_len=max_seq_len,
+    )
+    return preparation.items()
 
 
 def text(item) -> str:
@@ -86,7 +93,10 @@ def test_fixed_shots_are_the_same_unless_they_contain_the_item(character_tokeniz
     """Rows 1 and 4 are duplicates. Of the distinct rows, 3 and 0 are drawn, and 5 as the spare."""
     assert random.Random(1234).sample([0, 1, 2, 3, 5], 3) == [3, 0, 5]
     contents = [Passage(f'{number}+{number}=', f'{2 * number}') for number in (1, 2, 3, 4, 2, 6)]
-    assert [text(item) for item in items(character_tokenizer, contents, fewshot='fixed')] == [
+
+    texts = [text(item) for item in items(character_tokenizer, contents, fewshot='fixed')]
+
+    assert texts == [
         '^4+4= 8\n6+6= 12\n1+1=',
         '^4+4= 8\n1+1= 2\n2+2=',
         '^4+4= 8\n1+1= 2\n3+3=',
@@ -108,7 +118,7 @@ def test_shots_are_those_of_the_reference_in_its_order():
     [
         (3, 10, [(1, 2), (0, 2), (0, 1)]),  # all others
         (3, 0, [(), (), ()]),
-        (1, 10, [()]),  # there are no others
+        (1, 10, [()]),  # no others
     ],
 )
 def test_there_are_no_more_shots_than_other_examples(num_examples: int, num_shots: int, expected):
@@ -161,17 +171,21 @@ def redrawn(questions: str, shots: str | None = None, *, num_shots: int = 3, see
 
 def test_only_shots_that_ask_the_same_question_are_drawn_again():
     """Rows 0 and 9 are equal: of the recorded draws, only (1, 9, 7) is that of an item with a row of its question."""
-    found = redrawn('abcdefghiakl')
-    changed = [row for row in range(12) if found[row] != RECORDED[row]]
-    assert changed == [0] and found[0][::2] == RECORDED[0][::2]
+    shots = redrawn('abcdefghiakl')
+
+    changed = [row for row in range(12) if shots[row] != RECORDED[row]]
+    assert changed == [0]
+    assert shots[0][::2] == RECORDED[0][::2]  # the first and the last of the three, 1 and 7
 
 
 @given(questions=st.text('abcde', min_size=1, max_size=20), num_shots=st.integers(0, 8), seed=st.integers(0, 50))
 def test_no_shot_has_the_question_of_its_item(questions: str, num_shots: int, seed: int):
     """There are as many shots as were drawn if there are so many rows with other questions."""
     as_drawn = list(fewshot_indices(len(questions), num_shots, seed=seed))
-    found = redrawn(questions, num_shots=num_shots, seed=seed)
-    for item, (before, shots) in enumerate(zip(as_drawn, found, strict=True)):
+
+    as_redrawn = redrawn(questions, num_shots=num_shots, seed=seed)
+
+    for item, (before, shots) in enumerate(zip(as_drawn, as_redrawn, strict=True)):
         num_others = sum(question != questions[item] for question in questions)
         assert len(set(shots)) == len(shots) == min(len(before), num_others)
         assert all(questions[shot] != questions[item] for shot in shots)
@@ -181,17 +195,18 @@ def test_no_shot_has_the_question_of_its_item(questions: str, num_shots: int, se
 @pytest.mark.parametrize(
     ('questions', 'shots', 'expected'),
     [
-        ('aa', 'xx', [(), ()]),  # there is nothing but the answer
+        ('aa', 'xx', [(), ()]),  # nothing but the answer
         ('aa', 'xy', [(1,), (0,)]),  # an instruction that all rows share
+        # The only other question is the third, which may get either of the first two.
         ('aab', 'xxy', [(2,), (2,), None]),
         ('aab', 'xzy', [(2,), (2,), None]),
     ],
 )
 def test_without_enough_other_questions_shots_with_another_answer_stay(questions, shots, expected):
-    found = redrawn(questions, shots, num_shots=1)
-    assert [one for one, wanted in zip(found, expected, strict=True) if wanted is not None] == [
-        one for one in expected if one is not None
-    ]
+    as_redrawn = redrawn(questions, shots, num_shots=1)
+
+    for shots_of_item, shots_expected in zip(as_redrawn, expected, strict=True):
+        assert shots_expected is None or shots_of_item == shots_expected
 
 
 DUPLICATES = {
@@ -207,13 +222,12 @@ DUPLICATES = {
 
 @pytest.mark.parametrize('kind', DUPLICATES)
 def test_an_item_is_shown_no_duplicate_of_itself_whatever_the_type(kind: str):
-    made, examples = task(kind, 5), examples_of(DUPLICATES[kind])
-    own = {
-        semantics: sum(
-            any(shot.row % 6 == example.row % 6 for shot in shots)
-            for example, shots in replace(made, semantics=semantics).examples_with_shots(examples, examples)
-        )
-        for semantics in ('reference', 'corrected')
-    }
-    assert own == {'reference': len(made.own_questions(examples, examples)), 'corrected': 0}
-    assert own['reference'] > 0
+    corrected, examples = task(kind, 5), examples_of(DUPLICATES[kind])
+    reference = replace(corrected, semantics='reference')
+
+    def num_shown_a_duplicate(spec) -> int:
+        pairs = spec.examples_with_shots(examples, examples)
+        return sum(any(shot.row % 6 == example.row % 6 for shot in shots) for example, shots in pairs)
+
+    assert num_shown_a_duplicate(corrected) == 0
+    assert num_shown_a_duplicate(reference) == len(corrected.own_questions(examples, examples)) > 0
