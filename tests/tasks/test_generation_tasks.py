@@ -42,26 +42,36 @@ def with_thoughts(num_shots: int = 0, **keys):
     return task(num_shots, **keys)
 
 
-def test_a_row_has_a_context_an_answer_and_optional_keys(write_jsonl, tmp_path):
-    rows = [
-        {**ROW, 'answer': ' 2 '},
-        {**ROW, 'aliases': ['two', '2', ' II', 'two', '']},
-        {**ROW, 'aliases': None, 'chain_of_thought': None},
-        {**ROW, 'aliases': [], 'chain_of_thought': 'One and one.\n'},
-        {**ROW, 'context': ''},
-    ]
-    write_jsonl('rows.jsonl', rows)
-    assert [example.content for example in task().read(tmp_path).examples] == [
-        OpenQuestion('1+1=', ('2',), None),
-        OpenQuestion('1+1=', ('2', 'two', ' II', ''), None),  # strings in lists stay as they are, each once
-        OpenQuestion('1+1=', ('2',), None),
-        OpenQuestion('1+1=', ('2',), 'One and one.'),
-        OpenQuestion('', ('2',), None),
-    ]
+@pytest.mark.parametrize(
+    ('keys', 'expected'),
+    [
+        ({'answer': ' 2 '}, OpenQuestion('1+1=', ('2',), None)),
+        # strings in lists stay as they are, each once
+        ({'aliases': ['two', '2', ' II', 'two', '']}, OpenQuestion('1+1=', ('2', 'two', ' II', ''), None)),
+        ({'aliases': None, 'chain_of_thought': None}, OpenQuestion('1+1=', ('2',), None)),
+        ({'aliases': [], 'chain_of_thought': 'One and one.\n'}, OpenQuestion('1+1=', ('2',), 'One and one.')),
+        ({'context': ''}, OpenQuestion('', ('2',), None)),
+    ],
+)
+def test_a_row_has_a_context_an_answer_and_optional_keys(write_jsonl, tmp_path, keys: dict, expected: OpenQuestion):
+    write_jsonl('rows.jsonl', [{**ROW, **keys}])
+
+    (example,) = task().read(tmp_path).examples
+
+    assert example.content == expected
+
+
+def test_context_and_answer_may_have_other_keys(write_jsonl, tmp_path):
     write_jsonl('rows.jsonl', [{'question': '1+1=', 'total': '2'}])
-    spec = task(context_key='question', answer_key='total')
-    assert [example.content for example in spec.read(tmp_path).examples] == PROBLEMS[:1]
+
+    (example,) = task(context_key='question', answer_key='total').read(tmp_path).examples
+
+    assert example.content == PROBLEMS[0]
+
+
+def test_an_answer_of_white_space_is_an_error(write_jsonl, tmp_path):
     write_jsonl('rows.jsonl', [{**ROW, 'answer': ' \n'}])
+
     with pytest.raises(DataError, match=r'rows\.jsonl:1: answer is white space'):
         task(strip_dataset=False).read(tmp_path)
 
@@ -94,8 +104,10 @@ def examples(problems=PROBLEMS) -> list[Example]:
 )
 def test_shots_show_the_thought_and_the_preferred_answer(spec, problems, preamble, context):
     first, *shots = examples(problems)
-    made = spec.prompt(first, shots)
-    assert (made.preamble, made.contexts, made.continuations) == (preamble, (context,), ())
+
+    prompt = spec.prompt(first, shots)
+
+    assert (prompt.preamble, prompt.contexts, prompt.continuations) == (preamble, (context,), ())
 
 
 @pytest.mark.parametrize(
@@ -131,8 +143,12 @@ def text(request) -> str:
 
 
 def preparation(tokenizer, spec, examples, *, max_seq_len: int = 100, **settings) -> Preparation:
-    task = replace(spec, **settings)
-    return Preparation(task=task, examples=examples, encoder=Encoder(tokenizer), max_seq_len=max_seq_len)
+    return Preparation(
+        task=replace(spec, **settings),
+        examples=examples,
+        encoder=Encoder(tokenizer),
+        max_seq_len=max_seq_len,
+    )
 
 
 def requests(tokenizer, spec, problems=PROBLEMS, **settings):
@@ -156,37 +172,75 @@ def test_max_new_tokens_is_the_longest_response_and_some_more_after_a_thought(
     character_tokenizer, spec, problems, expected: int
 ):
     """llm-foundry 0.22: `_get_max_answer_length`, and generation_kwargs over it."""
-    made = requests(character_tokenizer, spec, problems)
-    assert [request.max_new_tokens for request in made] == [expected] * len(problems)
+    limits = [request.max_new_tokens for request in requests(character_tokenizer, spec, problems)]
+
+    assert limits == [expected] * len(problems)
+
+
+@pytest.fixture
+def in_categories(character_tokenizer):
+    """Return a function that prepares four problems of two categories, of which the first has a long answer."""
+    problems = [OpenQuestion('7*2=', ('fourteen',), None), *PROBLEMS]
+    rows = [replace(example, category='baba'[row]) for row, example in enumerate(examples(problems))]
+
+    def prepare(truncation: str) -> Preparation:
+        spec = task(1, has_categories=True)
+        return preparation(character_tokenizer, spec, rows, max_seq_len=14, truncation=truncation)
+
+    return prepare
 
 
 @pytest.mark.parametrize('truncation', ['drop_shots', 'reference'])
-def test_a_category_has_the_limit_of_its_own_longest_answer(character_tokenizer, truncation: str):
-    """llm-foundry 0.22 makes a data set of each category (`get_icl_task_dataloader`); a subset changes no limit."""
-    problems = [OpenQuestion('7*2=', ('fourteen',), None), *PROBLEMS]
-    rows = [replace(example, category='baba'[row]) for row, example in enumerate(examples(problems))]
-    spec = task(1, has_categories=True)
-    made = preparation(character_tokenizer, spec, rows, max_seq_len=14, truncation=truncation)
-    whole = made.items()
-    assert [item.request.max_new_tokens for item in whole] == [9, 2, 9, 2]
-    # a prompt of 'a' may have 12 tokens, which '^3+3= 6\n1+1=' has, and one of 'b' 5
-    last_five = {'drop_shots': '^7*2=', 'reference': '\n7*2='}[truncation]
-    assert [text(item.request) for item in whole][:2] == [last_five, '^3+3= 6\n1+1=']
+def test_a_category_has_the_limit_of_its_own_longest_answer(in_categories, truncation: str):
+    """llm-foundry 0.22 makes a data set of each category (`get_icl_task_dataloader`)."""
+    prepared = in_categories(truncation)
+
+    assert [item.request.max_new_tokens for item in prepared.items()] == [9, 2, 9, 2]
+    # A subset of the rows changes no limit.
+    assert [item.request.max_new_tokens for item in prepared.items(prepared.examples[2:])] == [9, 2]
+
+
+@pytest.mark.parametrize(
+    ('truncation', 'last_five'),
+    [
+        ('drop_shots', '^7*2='),
+        ('reference', '\n7*2='),
+    ],
+)
+def test_prompts_of_a_category_are_truncated_by_its_own_limit(in_categories, truncation: str, last_five: str):
+    """A prompt of 'a' may have 12 tokens, which '^3+3= 6 1+1=' has, and one of 'b' 5."""
+    of_b, of_a, *_ = in_categories(truncation).items()
+
+    assert text(of_b.request) == last_five
+    assert text(of_a.request) == '^3+3= 6\n1+1='
     if truncation == 'drop_shots':  # the hash is that of the prompt as sent, without the dropped shot
-        assert whole[0].prompt_sha256 == hashlib.sha256(b'7*2=').hexdigest()
-    assert [item.request.max_new_tokens for item in made.items(rows[2:])] == [9, 2]
+        assert of_b.prompt_sha256 == hashlib.sha256(b'7*2=').hexdigest()
 
 
-def test_a_prompt_that_cannot_fit_is_an_error_with_both_numbers(character_tokenizer):
-    for max_seq_len in (1, 2):
-        with pytest.raises(ModelError, match=rf'^t/2-shot: .* 2 tokens.*max_seq_len is {max_seq_len}'):
-            requests(character_tokenizer, task(2), max_seq_len=max_seq_len)
-    assert [len(request.context) for request in requests(character_tokenizer, task(2), max_seq_len=3)] == [1, 1, 1]
-    given = task(generation_kwargs={'max_new_tokens': 40})
+@pytest.mark.parametrize('max_seq_len', [1, 2])
+def test_a_prompt_that_cannot_fit_is_an_error_with_both_numbers(character_tokenizer, max_seq_len: int):
+    with pytest.raises(ModelError, match=rf'^t/2-shot: .* 2 tokens.*max_seq_len is {max_seq_len}'):
+        requests(character_tokenizer, task(2), max_seq_len=max_seq_len)
+
+
+def test_a_prompt_of_a_single_token_fits(character_tokenizer):
+    made = requests(character_tokenizer, task(2), max_seq_len=3)
+
+    assert [len(request.context) for request in made] == [1, 1, 1]
+
+
+def test_a_setting_that_leaves_no_room_for_a_prompt_is_named(character_tokenizer):
+    spec = task(generation_kwargs={'max_new_tokens': 40})
+
     with pytest.raises(ModelError, match=r'40 tokens \(generation_kwargs\.max_new_tokens\), but max_seq_len is 40'):
-        requests(character_tokenizer, given, max_seq_len=40)
+        requests(character_tokenizer, spec, max_seq_len=40)
+
+
+def test_the_reference_leaves_room_for_the_longest_answer_whatever_is_asked(character_tokenizer):
+    spec = task(generation_kwargs={'max_new_tokens': 40})
+
     with pytest.raises(ModelError, match='2 tokens'):
-        requests(character_tokenizer, given, max_seq_len=2, truncation='reference')
+        requests(character_tokenizer, spec, max_seq_len=2, truncation='reference')
 
 
 WHOLE = '^2+2= 4\n3+3= 6\n1+1='  # 19 tokens
@@ -213,7 +267,9 @@ def test_prompts_are_truncated_to_leave_room_for_the_generation(
 ):
     given = {} if max_new_tokens is None else {'max_new_tokens': max_new_tokens}
     spec = task(2, generation_kwargs=given)
+
     made = requests(character_tokenizer, spec, max_seq_len=max_seq_len, truncation=truncation)
+
     assert (text(made[0]), made[0].prompt_shortened) == (expected, expected != WHOLE)
     assert {(request.max_new_tokens, request.unscorable) for request in made} == {(max_new_tokens or 2, None)}
     assert truncation == 'reference' or max(request.length for request in made) <= max_seq_len
@@ -234,6 +290,7 @@ def test_prompts_are_truncated_to_leave_room_for_the_generation(
 )
 def test_requests_have_stops_and_sampling(character_tokenizer, given: dict, expected: Sampling):
     (request, *_) = requests(character_tokenizer, task(generation_kwargs=given))
+
     assert (request.sampling, request.stops) == (expected, StopRule(answer_end='\n'))
 
 
@@ -266,24 +323,20 @@ def result(tokenizer, generated: str, spec=None, problem: OpenQuestion = THOUGHT
 def test_accuracy_strict_match_numeric_match_and_truncated_share(
     character_tokenizer, generated: str, keys: dict, expected: tuple, reason: str | None
 ):
-    found = result(character_tokenizer, generated, **keys)
-    assert (found.score, *found.metrics.values()) == expected
-    assert found.status == ('unscored' if found.score is None else 'scored')
-    assert found.reason is None if reason is None else reason in found.reason
-    assert (found.gold, found.num_tokens, found.predicted, found.logprobs) == ('2', (7,), None, None)
-    assert found.text == generated.partition('\nQ: ')[0]
+    scored = result(character_tokenizer, generated, **keys)
+
+    assert (scored.score, *scored.metrics.values()) == expected
+    assert scored.status == ('unscored' if scored.score is None else 'scored')
+    assert scored.reason is None if reason is None else reason in scored.reason
+    assert (scored.gold, scored.num_tokens, scored.predicted, scored.logprobs) == ('2', (7,), None, None)
+    assert scored.text == generated.partition('\nQ: ')[0]
 
 
 @pytest.mark.parametrize(
     ('generated', 'keys', 'problem', 'corrected', 'reference'),
     [
-        (
-            'so #### b',
-            {},
-            OpenQuestion('?', ('$a$',), 'So.'),
-            (0, 'so #### b'),
-            (1, 'so #### b'),
-        ),  # gold normalized to ''
+        # gold normalized to ''
+        ('so #### b', {}, OpenQuestion('?', ('$a$',), 'So.'), (0, 'so #### b'), (1, 'so #### b')),
         # the reference has no stop and takes the last answer
         ('#### 4\nQ: 1+1=\nA: #### 2', {}, THOUGHTS[0], (0, '#### 4'), (1, '#### 4\nQ: 1+1=\nA: #### 2')),
         # its stops are patterns
@@ -297,43 +350,65 @@ def test_reference_semantics_score_by_the_references_rules(
 ):
     for semantics, expected in (('corrected', corrected), ('reference', reference)):
         spec = replace(with_thoughts(**keys), semantics=semantics)
-        found = result(character_tokenizer, generated, spec, problem)
-        assert (found.score, found.text) == expected
-    # also from logits that are not finite
+
+        scored = result(character_tokenizer, generated, spec, problem)
+
+        assert (scored.score, scored.text) == expected
+
+
+def test_reference_semantics_score_what_came_from_logits_that_are_not_finite(character_tokenizer):
     spec = replace(with_thoughts(), semantics='reference')
+
     assert result(character_tokenizer, 'so #### 2', spec, is_finite=False).score == 1
 
 
 def test_an_unscorable_item_is_unscored_with_its_reason(character_tokenizer):
     (item,) = preparation(character_tokenizer, task(), examples(PROBLEMS[:1])).items()
     item = replace(item, request=replace(item.request, unscorable='why'))
+
     unscored = item_result(item, None, task())
+
     assert (unscored.status, unscored.reason) == ('unscored', 'why')
     assert (unscored.text, unscored.num_tokens) == (None, None)
 
 
-def test_metrics_are_means_over_items_and_absent_only_where_an_item_lacks_one(character_tokenizer):
+@pytest.fixture
+def four_results(character_tokenizer) -> list[ItemResult]:
     texts = [
         'so #### 2',  # right by every metric
         'so #### 22',  # begins with the right answer
         'so #### 2.0',  # begins with it, and is the same number
         'so #### 4',  # wrong, and truncated
     ]
-    results = [
-        replace(result(character_tokenizer, text, is_truncated=row == 3), key=ItemKey('t/0-shot', row))
-        for row, text in enumerate(texts)
-    ]
-    assert [item.answer for item in results] == ['2', '22', '2.0', '4']
-    # Of this one it is unknown whether it is truncated.
-    without_share = {name: results[0].metrics[name] for name in ('StrictMatch', 'NumericMatch')}
-    unknown = replace(results[0], metrics=without_share)
+    results = []
+    for row, generated in enumerate(texts):
+        scored = result(character_tokenizer, generated, is_truncated=row == 3)
+        results.append(replace(scored, key=ItemKey('t/0-shot', row)))
+    assert [scored.answer for scored in results] == ['2', '22', '2.0', '4']
+    return results
 
-    for first, truncated_share in ((results[0], 1 / 4), (unknown, None)):
-        measures = task_score('t/0-shot', with_thoughts().metrics(), [first, *results[1:]]).metrics
-        assert {name: measure.value for name, measure in measures.items()} == {
-            'InContextLearningGenerationExactMatchAccuracy': 3 / 4,
-            'StrictMatch': 1 / 4,
-            'NumericMatch': 2 / 4,
-            'TruncatedShare': truncated_share,
-        }
+
+MEANS = {
+    'InContextLearningGenerationExactMatchAccuracy': 3 / 4,
+    'StrictMatch': 1 / 4,
+    'NumericMatch': 2 / 4,
+    'TruncatedShare': 1 / 4,
+}
+
+
+def test_metrics_are_means_over_items(four_results: list[ItemResult]):
+    measures = task_score('t/0-shot', with_thoughts().metrics(), four_results).metrics
+
+    assert {name: measure.value for name, measure in measures.items()} == MEANS
+
+
+def test_a_metric_that_an_item_lacks_is_absent_with_its_reason(four_results: list[ItemResult]):
+    first, *others = four_results
+    # Of this one it is unknown whether it is truncated.
+    without_share = {name: first.metrics[name] for name in ('StrictMatch', 'NumericMatch')}
+
+    results = [replace(first, metrics=without_share), *others]
+    measures = task_score('t/0-shot', with_thoughts().metrics(), results).metrics
+
+    assert {name: measure.value for name, measure in measures.items()} == {**MEANS, 'TruncatedShare': None}
     assert '1 of 4' in measures['TruncatedShare'].reason

@@ -119,6 +119,7 @@ def test_csv_json_and_frames_have_every_number_in_full_precision(shown, training
 
 def test_only_accuracies_have_a_chance(shown, runs: dict[str, Path]):
     rows = csv.DictReader(io.StringIO(shown(runs['a'], form='csv')))
+
     chance = {row['metric']: row['chance'] for row in rows if row['name'] == CHOICES}
     assert chance.pop('InContextLearningMultipleChoiceAccuracy') == repr(1 / 3)
     assert set(chance.values()) == {''}
@@ -127,26 +128,44 @@ def test_only_accuracies_have_a_chance(shown, runs: dict[str, Path]):
 def test_run_with_json_prints_only_json(gauntlet, make_run, data: Path, tmp_path: Path):
     make_run('answers of lines', [LINES])  # which leaves its answers and tasks
     words = ('--outputs', tmp_path / 'answers.jsonl', '--tasks', tmp_path / 'tasks.yaml')
+
     status, out, _ = gauntlet('run', *words, '--data-root', data, '--out', tmp_path / 'out', '--format', 'json')
+
     assert status == 0
     assert {row['name'] for row in json.loads(out)} == {LINES}
 
 
 def test_frames_of_samples_have_the_lines_of_the_files(training: Path):
-    """Also those of an evaluation that is not recorded."""
-    found = read_runs(str(training))
-    frame = samples_frame(found)
-    for run in found:
-        mine = frame[(frame.batch == run.batch) & (frame.task == CHOICES)]
+    runs = read_runs(str(training))
+
+    frame = samples_frame(runs)
+
+    for run in runs:
+        rows_of_run = frame[(frame.batch == run.batch) & (frame.task == CHOICES)]
         lines = samples_of(run.folder, CHOICES)
         for name in ('row', 'score', 'prompt_sha256', 'logprobs'):
-            assert list(mine[name]) == [line[name] for line in lines]
-    run, evaluation = found[0], summarize_again(found[0], None, allow_missing=False)
-    differing = ['run', 'batch', 'token']  # an evaluation has no place in a training
-    for ours, theirs in ((evaluation.to_pandas(), run.to_pandas()), (evaluation.samples(), run.samples())):
-        pd.testing.assert_frame_equal(*(one.drop(columns=differing, errors='ignore') for one in (ours, theirs)))
+            assert list(rows_of_run[name]) == [line[name] for line in lines]
+
+
+def test_frames_of_an_evaluation_equal_those_of_its_record(training: Path):
+    run = read_runs(str(training))[0]
+    evaluation = summarize_again(run, None, allow_missing=False)
+
+    def comparable(frame: pd.DataFrame) -> pd.DataFrame:
+        # An evaluation has no place in a training.
+        return frame.drop(columns=['run', 'batch', 'token'], errors='ignore')
+
+    pd.testing.assert_frame_equal(comparable(evaluation.to_pandas()), comparable(run.to_pandas()))
+    pd.testing.assert_frame_equal(comparable(evaluation.samples()), comparable(run.samples()))
+
+
+def test_examples_in_the_docstrings_of_runs_work(training: Path):
+    run = read_runs(str(training))[0]
+
     failed, tried = doctest.testmod(runs_module, extraglobs={'run': run})
-    assert (failed, tried > 0) == (0, True)
+
+    assert failed == 0
+    assert tried > 0
 
 
 # Tables.
@@ -154,10 +173,12 @@ def test_frames_of_samples_have_the_lines_of_the_files(training: Path):
 
 def test_markdown_has_errors_beside_values_and_composites_at_the_beginning(shown, runs: dict[str, Path]):
     record = record_of(runs['a'])
+
     rows = rows_of_markdown(shown(runs['a'], form='markdown'))
+
     assert rows.pop('') == ['a', 'error', 'chance', 'majority']
     names = [name.strip('*') for name in rows]
-    assert names == [*AVERAGES, *GROUPED, 'SCORE', *names[9:]]
+    assert names[:9] == [*AVERAGES, *GROUPED, 'SCORE']
     assert [name.strip('*') for name in rows if name[0] == '*'] == [*AVERAGES, 'reading', 'rest', 'SCORE']
     for name in ('reading', 'rest'):
         assert rows[f'**{name}**'] == [*formatted(record['composites']['categories'][name]), '', '']
@@ -183,7 +204,9 @@ def test_markdown_of_a_training_has_a_column_and_an_error_for_each_checkpoint(sh
 
 def test_the_terminal_shows_composites_at_the_end_and_where_the_files_are(shown, runs: dict[str, Path]):
     record = record_of(runs['a'])
+
     out = shown(runs['a'])
+
     rows = rows_of_table(out)
     assert list(rows)[2:10] == [*GROUPED, *AVERAGES]
     assert rows[TOPICS][:3] == [*formatted(accuracy_of(record, TOPICS)), '0.250']
@@ -194,10 +217,14 @@ def test_the_terminal_shows_composites_at_the_end_and_where_the_files_are(shown,
 def test_absent_numbers_are_empty_with_a_reason(gauntlet, shown, unscored: tuple[Path, Path], tmp_path: Path):
     """Mutation: write 0 for an absent number."""
     run = tmp_path / 'again'
+
     status, out, err = gauntlet('run', '--from', unscored[1], '--out', run, '--format', 'csv')
+
     assert (status, err) == (0, '')
-    every = list(csv.DictReader(io.StringIO(out)))
-    rows = {(row['kind'], row['name']): row for row in every[::-1] if not row['part']}  # a task's first is its accuracy
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for row in csv.DictReader(io.StringIO(out)):
+        if not row['part']:
+            rows.setdefault((row['kind'], row['name']), row)  # a task's first is its accuracy
     reason = rows['task', CHOICES]['reason']
     assert rows['task', CHOICES]['value'] == '' and '2 of 12 items' in reason
     assert rows['category', 'reading']['value'] == '' and rows['category', 'reading']['reason']
@@ -210,19 +237,31 @@ def test_absent_numbers_are_empty_with_a_reason(gauntlet, shown, unscored: tuple
 
 def test_duplicate_runs_are_shown_once_and_named_by_what_differs(shown, runs, tmp_path: Path):
     first, second = (copy_run(runs[name], tmp_path / name / 'ba7', batch=7) for name in 'ab')
-    assert rows_of_markdown(shown(first, second, tmp_path, form='markdown'))[''] == ['a', 'error', 'b', 'error']
+
+    header = rows_of_markdown(shown(first, second, tmp_path, form='markdown'))['']
+
+    assert header == ['a', 'error', 'b', 'error']
 
 
 def test_markdown_syntax_in_names_is_escaped(shown, runs: dict[str, Path], tmp_path: Path):
     run = copy_run(runs['a'], tmp_path / 'a|b_*c*_<b>')
+
     assert r'a\|b\_\*c\*\_\<b>' in shown(run, form='markdown').splitlines()[2]
+
+
+def test_all_signs_of_markdown_are_escaped():
     assert without_markdown('_a_b_ `c`\n[d](e) \\') == r'\_a_b\_ \`c\` \[d](e) \\'
 
 
 @pytest.mark.slow
 def test_show_and_compare_import_nothing_heavy(runs: dict[str, Path], training: Path):
     names = ('torch', 'composer', 'transformers', 'datasets', 'sympy', 'pandas', 'altair')
-    for words in (('show', runs['a'], runs['b']), ('compare', training), ('compare', runs['a'], training)):
+    commands = [
+        ('show', runs['a'], runs['b']),
+        ('compare', training),
+        ('compare', runs['a'], training),
+    ]
+    for words in commands:
         assert loaded_by(*words, names=names) == []
 
 
@@ -251,30 +290,50 @@ def test_tables_say_which_data_are_samples(shown, changed, form: str):
     def text(folder: Path) -> str:
         return ' '.join(shown(folder, form=form).split())
 
-    assert text(changed({}, origin='sample')).startswith(f'Eval Gauntlet ({SAMPLE}) ')
-    part = text(changed({RIDDLES: {'data_origin': 'sample'}}))
-    assert part.startswith(f'Eval Gauntlet (1 of 5 tasks: {SAMPLE}) ') and f'- {SAMPLE}: {RIDDLES}' in part
-    copies = text(changed({RIDDLES: {'data_origin': 'unofficial'}}))
-    assert copies.startswith('Eval Gauntlet ') and f'unofficial copies of the data: {RIDDLES}' in copies
-    assert SAMPLE not in text(changed({}, origin='published'))
+    of_samples = text(changed({}, origin='sample'))
+    in_part_of_samples = text(changed({RIDDLES: {'data_origin': 'sample'}}))
+    of_copies = text(changed({RIDDLES: {'data_origin': 'unofficial'}}))
+    of_published_data = text(changed({}, origin='published'))
+
+    assert of_samples.startswith(f'Eval Gauntlet ({SAMPLE}) ')
+    assert in_part_of_samples.startswith(f'Eval Gauntlet (1 of 5 tasks: {SAMPLE}) ')
+    assert f'- {SAMPLE}: {RIDDLES}' in in_part_of_samples
+    assert of_copies.startswith('Eval Gauntlet ')
+    assert f'unofficial copies of the data: {RIDDLES}' in of_copies
+    assert SAMPLE not in of_published_data
 
 
 @pytest.mark.parametrize('form', ['table', 'markdown'])
-def test_tables_mark_shortened_prompts_and_have_intervals_in_place_of_errors_of_0(shown, changed, form: str):
+def test_tables_mark_shortened_prompts(shown, changed, form: str):
+    run = changed(
+        {
+            'more/10-shot': {'num_shortened': 3, 'effective_shots': 1.4},
+            RIDDLES: {'effective_shots': 0.0},  # as many as were asked for
+        }
+    )
+
+    words = ' '.join(shown(run, form=form).split())
+
+    assert 'more/10-shot\u2020 ' in words
+    assert f'{CHOICES} ' in words
+    assert '- \u2020 prompts of 1 of 5 tasks are shortened to fit 128 tokens; 10-shot is 1.4 on average' in words
+
+
+@pytest.mark.parametrize('form', ['table', 'markdown'])
+def test_tables_have_intervals_in_place_of_errors_of_0(shown, changed, form: str):
     interval = {'value': 1.0, 'standard_error': 0.0, 'confidence_interval': [0.646, 1.0]}
     metrics = {'InContextLearningGenerationExactMatchAccuracy': interval}
-    shortened = {'num_shortened': 3, 'effective_shots': 1.4}
-    out = shown(changed({'more/10-shot': shortened, RIDDLES: {'effective_shots': 0.0, 'metrics': metrics}}), form=form)
+
+    out = shown(changed({RIDDLES: {'metrics': metrics}}), form=form)
+
     (line,) = [line for line in out.splitlines() if RIDDLES in line]
     assert line.replace('|', ' ').split()[1:4] == ['1.000', '[0.65,', '1.00]']
     words = ' '.join(out.split())
-    assert 'more/10-shot\u2020 ' in words and f'{CHOICES} ' in words
-    assert '- \u2020 prompts of 1 of 5 tasks are shortened to fit 128 tokens; 10-shot is 1.4 on average' in words
     assert '- error: the standard error, or the 95 % interval where that is 0 or unknown' in words
 
 
 def test_notes_name_the_limit_that_ended_many_generations(shown, changed):
-    """The tasks with the largest shares first, five for each limit; below a tenth there is no note.
+    """The tasks with the largest shares first, five for each limit; below a tenth no note.
 
     Mutations: no threshold; every task is named; tasks in the order of the record.
     """
@@ -285,23 +344,34 @@ def test_notes_name_the_limit_that_ended_many_generations(shown, changed):
     tasks = {f't{place}/0-shot': at_limit(place / 10) for place in range(1, 8)}
     few = {RIDDLES: at_limit(0.09)}
     long = {'long/2-shot': at_limit(1.0, 64, 'half of max_seq_len')}
+
     words = ' '.join(shown(changed({**tasks, **few, **long})).split())
+
     assert (
         '- 70 % of generations of t7/0-shot, 60 % of t6/0-shot, 50 % of t5/0-shot, 40 % of t4/0-shot, '
         '30 % of t3/0-shot and 2 more tasks ended at the limit of 4 tokens (generation_kwargs.max_new_tokens)'
     ) in words
     assert '- 100 % of generations of long/2-shot ended at the limit of 64 tokens (half of max_seq_len)' in words
     assert '9 % of' not in words
-    earlier = ' '.join(shown(changed({RIDDLES: {'ended_at_limit': None}})).split())
-    assert 'ended at the limit' not in earlier
+
+
+def test_records_without_the_limit_of_generations_have_no_note_of_it(shown, changed):
+    words = ' '.join(shown(changed({RIDDLES: {'ended_at_limit': None}})).split())
+
+    assert 'ended at the limit' not in words
 
 
 def test_tables_of_a_pipe_have_80_columns_and_names_keep_their_shots(shown, changed):
     name = f'{"a_task_whose_name_is_" * 4}long/10-shot'
-    out = shown(*(changed({name: {'num_shortened': 1}}) for _ in range(3)))
-    assert max(map(len, out.splitlines()[:-3])) <= 80  # of the table; paths follow
-    (name,) = [name for name in rows_of_table(out) if '\u2026' in name]
-    assert name.startswith('a_task_whose') and name.endswith('long/10-shot\u2020')
+    three_runs = [changed({name: {'num_shortened': 1}}) for _ in range(3)]
+
+    out = shown(*three_runs)
+
+    lines_of_table = out.splitlines()[:-3]  # paths follow
+    assert max(map(len, lines_of_table)) <= 80
+    (shortened_name,) = [name for name in rows_of_table(out) if '\u2026' in name]
+    assert shortened_name.startswith('a_task_whose')
+    assert shortened_name.endswith('long/10-shot\u2020')
 
 
 # The results format of lm-evaluation-harness 0.4.
