@@ -377,8 +377,9 @@ def test_tables_of_a_pipe_have_80_columns_and_names_keep_their_shots(shown, chan
 # The results format of lm-evaluation-harness 0.4.
 
 
-def test_lm_evals_format_has_its_metrics_settings_and_names(shown, run: Path):
-    """Names have shots only where a label has several; an unknown error is 'N/A'."""
+@pytest.fixture
+def run_for_lm_eval(run: Path) -> Path:
+    """Return a run with a label of several shots, a task without a score, and a task that is scored in part."""
     with edited(run) as record:
         record['model'] = {'name': 'meta/llama', 'class': 'LlamaForCausalLM', 'num_parameters': 7}
         record['timing'].update(started='2026-01-02T03:04:05+00:00', seconds=1.5)
@@ -387,53 +388,92 @@ def test_lm_evals_format_has_its_metrics_settings_and_names(shown, run: Path):
         tasks['programs/0-shot'] = {**tasks[LINES], 'metrics': {'PassAt10': {'value': 0.5, 'standard_error': 0.1}}}
         tasks['absent/0-shot'] = {'reason': 'no sandbox'}
         tasks[RIDDLES].update(num_unscored=2, num_rows=40)
-    found = json.loads(shown(run, form='lm-eval'))
-    types = dict.fromkeys(('choices', 'topics'), 'multiple_choice')
-    types |= {'lines_0-shot': 'loglikelihood', 'riddles': 'generate_until'}
+    return run
+
+
+def test_lm_evals_format_names_tasks_with_their_shots_only_where_a_label_has_several(shown, run_for_lm_eval: Path):
+    content = json.loads(shown(run_for_lm_eval, form='lm-eval'))
+
     for key in ('results', 'configs', 'versions', 'n-shot', 'n-samples', 'higher_is_better', 'group_subtasks'):
-        assert found[key].keys() == {*types, 'lines_5-shot', 'programs'}
-    assert {name: found['configs'][name]['output_type'] for name in types} == types
+        assert content[key].keys() == {'choices', 'topics', 'lines_0-shot', 'lines_5-shot', 'riddles', 'programs'}
+    assert (content['n-shot']['lines_0-shot'], content['n-shot']['lines_5-shot']) == (0, 5)
+
+
+def test_lm_evals_format_has_its_names_of_our_metrics(shown, run_for_lm_eval: Path):
+    """An unknown error is 'N/A'."""
+    tasks = record_of(run_for_lm_eval)['tasks']
     metrics = {
         CHOICES: {'acc': 'InContextLearningMultipleChoiceAccuracy', 'acc_norm': 'CharacterNormalizedMatch'},
         RIDDLES: {'exact_match': 'InContextLearningGenerationExactMatchAccuracy'},
         'lines/5-shot': {'acc': 'InContextLearningLMAccuracy'},
         'programs/0-shot': {'pass@10': 'PassAt10'},
     }
-    for key, of_task in metrics.items():
+
+    results = json.loads(shown(run_for_lm_eval, form='lm-eval'))['results']
+
+    for key, own_names in metrics.items():
         alias = key.removesuffix('/0-shot').replace('/', '_')
         expected: dict[str, Any] = {'alias': alias}
-        for name, ours in of_task.items():
-            measure = tasks[key]['metrics'][ours]
-            expected |= {f'{name},none': measure['value'], f'{name}_stderr,none': measure.get('standard_error', 'N/A')}
-        assert found['results'][alias] == expected
-    assert (found['n-shot']['lines_0-shot'], found['n-shot']['lines_5-shot']) == (0, 5)
-    assert found['n-samples']['choices'] == {'original': 12, 'effective': 12}
-    assert found['n-samples']['riddles'] == {'original': 40, 'effective': 5}
-    assert found['configs']['choices']['dataset_path'] == 'choices.jsonl'
-    assert found['config']['model_args'] == 'pretrained=meta/llama' and found['config']['model_num_parameters'] == 7
-    assert (found['model_name'], found['model_name_sanitized']) == ('meta/llama', 'meta__llama')
-    assert datetime.fromtimestamp(found['date'], UTC) == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    assert found['total_evaluation_time_seconds'] == '1.5'
+        for name, own_name in own_names.items():
+            measure = tasks[key]['metrics'][own_name]
+            expected[f'{name},none'] = measure['value']
+            expected[f'{name}_stderr,none'] = measure.get('standard_error', 'N/A')
+        assert results[alias] == expected
 
 
-def test_lm_evals_format_is_of_the_last_evaluation_of_one_run(shown, gauntlet, training: Path, runs, tmp_path: Path):
+def test_lm_evals_format_has_types_data_and_numbers_of_items(shown, run_for_lm_eval: Path):
+    content = json.loads(shown(run_for_lm_eval, form='lm-eval'))
+
+    types = {
+        'choices': 'multiple_choice',
+        'topics': 'multiple_choice',
+        'lines_0-shot': 'loglikelihood',
+        'riddles': 'generate_until',
+    }
+    assert {name: content['configs'][name]['output_type'] for name in types} == types
+    assert content['configs']['choices']['dataset_path'] == 'choices.jsonl'
+    assert content['n-samples']['choices'] == {'original': 12, 'effective': 12}
+    assert content['n-samples']['riddles'] == {'original': 40, 'effective': 5}
+
+
+def test_lm_evals_format_has_the_model_and_the_time(shown, run_for_lm_eval: Path):
+    content = json.loads(shown(run_for_lm_eval, form='lm-eval'))
+
+    assert content['config']['model_args'] == 'pretrained=meta/llama'
+    assert content['config']['model_num_parameters'] == 7
+    assert (content['model_name'], content['model_name_sanitized']) == ('meta/llama', 'meta__llama')
+    assert datetime.fromtimestamp(content['date'], UTC) == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert content['total_evaluation_time_seconds'] == '1.5'
+
+
+def test_lm_evals_format_is_of_the_last_evaluation_of_a_training(shown, training: Path):
+    content = json.loads(shown(training, form='lm-eval'))
+
+    last = accuracy_of(record_of(training / 'ba1000'), LINES)
+    assert content['results']['lines']['acc,none'] == last['value']
+
+
+def test_lm_evals_format_is_of_one_run(gauntlet, training: Path, runs: dict[str, Path], tmp_path: Path):
     """Checkpoints in one folder are one run, unless they are named one by one."""
-    found = json.loads(shown(training, form='lm-eval'))
-    assert found['results']['lines']['acc,none'] == accuracy_of(record_of(training / 'ba1000'), LINES)['value']
     copy_run(runs['a'], tmp_path / 'all' / 'alone')
     shutil.copytree(training, tmp_path / 'all' / 'training')
-    for words, names in (
-        ([runs['a'], runs['b']], 'a, b'),
-        ([training / 'ba20', training / 'ba1000'], 'ba20, ba1000'),
-        ([tmp_path / 'all'], 'alone, training'),
-    ):
-        status, _, err = gauntlet('show', *words, '--format', 'lm-eval')
-        assert status == 2 and '--format lm-eval' in err and f'found 2 ({names})' in ' '.join(err.split())
+    paths_by_names = {
+        'a, b': [runs['a'], runs['b']],
+        'ba20, ba1000': [training / 'ba20', training / 'ba1000'],
+        'alone, training': [tmp_path / 'all'],
+    }
+
+    for names, paths in paths_by_names.items():
+        status, _, err = gauntlet('show', *paths, '--format', 'lm-eval')
+        assert status == 2
+        assert '--format lm-eval' in err
+        assert f'found 2 ({names})' in ' '.join(err.split())
 
 
 # Records that cannot be shown.
 
-DAMAGED: dict[str, tuple[tuple[str, ...], Any]] = {  # by the name in the error: keys and their value
+# By the name in the error: the keys that lead to a value, and the value.
+DAMAGED: dict[str, tuple[tuple[str, ...], Any]] = {
     'composites.categories.reading': (('composites', 'categories', 'reading', 'value'), float('nan')),
     'composites.averages.core': (('composites', 'averages', 'core'), '0.5'),
     f'tasks.{CHOICES}': (('tasks', CHOICES, 'num_items'), -1),
@@ -445,7 +485,8 @@ DAMAGED: dict[str, tuple[tuple[str, ...], Any]] = {  # by the name in the error:
     'score.agieval.perturbations.prompt': (('score', 'agieval', 'perturbations', 'prompt'), None),
     'tasks': (('tasks',), 10**400),
     'model': (('model',), 'large'),
-    "the key 'timing'": (('timing',), ...),  # left out
+    # Left out.
+    "the key 'timing'": (('timing',), ...),
     "the key 'score'": (('score',), ...),
 }
 
@@ -458,5 +499,8 @@ def test_a_damaged_record_is_an_error_naming_the_key(gauntlet, run: Path, place:
         entry[key] = value
         if value is ...:
             del entry[key]
+
     status, out, err = gauntlet('show', run)
-    assert (status, out) == (2, '') and f'{run}/results.json: {place}' in err
+
+    assert (status, out) == (2, '')
+    assert f'{run}/results.json: {place}' in err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clustered_items import usual_error
@@ -38,21 +40,28 @@ NUM_ITEMS = 6
 def subsets(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Path]:
     """Return two runs of six items of each task, and one of all."""
     folder = tmp_path_factory.mktemp('subsets')
-    words = ['--gauntlet', gauntlet_yaml(folder, weighting='EQUAL')]
-    files = {'tasks': str(tasks_yaml(folder)), 'score': str(score_yaml(folder))}
-    chosen = load_data(decode_settings({**files, 'data_root': str(data), 'subset_items': NUM_ITEMS}))
-    rows = {label_of(key): {example.row for example in chosen.asked(key)} for key in (*ROWS, AGIEVAL)}
-    words += [word for name, path in files.items() for word in (f'--{name}', path)]
-    found = {}
-    for name, seed, limit in (
-        ('a', 0, ['--subset-items', NUM_ITEMS]),
-        ('b', 2, ['--subset-items', NUM_ITEMS]),
-        ('whole', 4, []),
-    ):
-        path = write_answers(folder, (one for one in answers_of(seed) if not limit or one['row'] in rows[one['task']]))
-        found[name] = folder / name
-        assert run_cli('run', '--outputs', path, *words, *limit, '--data-root', data, '--out', found[name]) == 0
-    return found
+    tasks, score, gauntlet = tasks_yaml(folder), score_yaml(folder), gauntlet_yaml(folder, weighting='EQUAL')
+    words = ['--tasks', tasks, '--score', score, '--gauntlet', gauntlet, '--data-root', data]
+    limit = ['--subset-items', NUM_ITEMS]
+
+    # Answers to other rows would be an error.
+    settings = {'tasks': str(tasks), 'score': str(score), 'data_root': str(data), 'subset_items': NUM_ITEMS}
+    subset = load_data(decode_settings(settings))
+    rows_asked = {label_of(key): {example.row for example in subset.asked(key)} for key in (*ROWS, AGIEVAL)}
+
+    def answers_of_subset(seed: int) -> list[dict[str, Any]]:
+        return [answer for answer in answers_of(seed) if answer['row'] in rows_asked[answer['task']]]
+
+    def evaluated(name: str, answers: Iterable[dict[str, Any]], *options: Any) -> Path:
+        outputs = write_answers(folder, answers)
+        assert run_cli('run', '--outputs', outputs, *words, *options, '--out', folder / name) == 0
+        return folder / name
+
+    return {
+        'a': evaluated('a', answers_of_subset(0), *limit),
+        'b': evaluated('b', answers_of_subset(2), *limit),
+        'whole': evaluated('whole', answers_of(4)),
+    }
 
 
 def test_a_subset_records_how_many_rows_its_files_have(subsets):
@@ -64,10 +73,14 @@ def test_a_subset_records_how_many_rows_its_files_have(subsets):
 
 
 def test_shares_of_the_variance_are_recorded_for_composites(subsets):
+    tasks_of_category = {'reading': {CHOICES, RIDDLES}, 'rest': {TOPICS, LINES, CHOICES}}
+
     composites = record_of(subsets['a'])['composites']
-    for name, tasks in {'reading': {CHOICES, RIDDLES}, 'rest': {TOPICS, LINES, CHOICES}}.items():
+
+    for name, tasks in tasks_of_category.items():
         shares = composites['categories'][name]['variance_shares']
-        assert shares.keys() == tasks and sum(shares.values()) == pytest.approx(1)
+        assert shares.keys() == tasks
+        assert sum(shares.values()) == pytest.approx(1)
     assert composites['averages']['core']['variance_shares'].keys() == ROWS.keys()
 
 
@@ -80,6 +93,7 @@ def test_a_whole_run_is_no_subset(subsets):
 
 def test_recomputed_results_of_a_subset_are_identical(subsets, tmp_path: Path):
     assert run_cli('run', '--from', subsets['a'], '--out', tmp_path / 'again') == 0
+
     assert files_of(tmp_path / 'again') == files_of(subsets['a'])
 
 
@@ -88,10 +102,10 @@ def test_runs_of_the_same_subset_are_compared_by_the_error_over_all_items_that_c
     changes = [of_b - of_a for of_a, of_b in zip(scores_of_a, scores_of_b, strict=True)]
     assert any(changes)
 
-    (found,) = compared(subsets['a'], subsets['b'])
+    (comparison,) = compared(subsets['a'], subsets['b'])
 
     # 6 of 7 riddles are asked, which makes the error no smaller.
-    assert found['tasks'][RIDDLES]['difference']['standard_error'] == pytest.approx(usual_error(changes))
+    assert comparison['tasks'][RIDDLES]['difference']['standard_error'] == pytest.approx(usual_error(changes))
 
 
 def test_results_with_the_errors_and_clusters_of_whole_files_are_read(subsets, compared, tmp_path: Path):
@@ -104,4 +118,7 @@ def test_results_with_the_errors_and_clusters_of_whole_files_are_read(subsets, c
         for measure in task['metrics'].values():
             measure['standard_error_of_file'] = 0.01
 
-    assert compared(older, subsets['b'])[0]['tasks'] == compared(subsets['a'], subsets['b'])[0]['tasks']
+    (of_older,) = compared(older, subsets['b'])
+    (of_present,) = compared(subsets['a'], subsets['b'])
+
+    assert of_older['tasks'] == of_present['tasks']
