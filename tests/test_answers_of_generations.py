@@ -1,4 +1,4 @@
-"""The answer in a generation, by every scorer: after the reasoning, if there is any."""
+"""The answer in a generation, by every scorer: after the reasoning, if it has any."""
 
 from __future__ import annotations
 
@@ -64,18 +64,20 @@ def score(write_jsonl, tmp_path: Path) -> Score:
         wanted: dict[str, Any] = {'data_root': str(tmp_path), **settings}
         if task in (LETTERS, MATH):
             variant: str | None = 'non_greedy:1'
-            extraction = 'reference' if reference else 'tolerant'
-            wanted['score'] = [
-                {'dataset': task.removeprefix('score_'), 'perturbations': 'non_greedy', 'seeds': [1]}
-                | {'answer_extraction': extraction}
-            ]
+            entry = {
+                'dataset': task.removeprefix('score_'),
+                'perturbations': 'non_greedy',
+                'seeds': [1],
+                'answer_extraction': 'reference' if reference else 'tolerant',
+            }
+            wanted['score'] = [entry]
         else:
             variant = None
             wanted['semantics'] = 'reference' if reference else 'corrected'
             entry = {'label': task, 'dataset_uri': f'{task}.jsonl', 'num_fewshot': [0], 'icl_task_type': task}
             wanted['tasks'] = [entry]
         if task == 'code_evaluation':
-            sandbox()
+            sandbox()  # skips the test where programs cannot be run
         answer = Answer(
             task=task,
             num_shots=0,
@@ -84,7 +86,8 @@ def score(write_jsonl, tmp_path: Path) -> Score:
             file='algebra' if task == MATH else None,
             text=text,
         )
-        ((result,),) = score_answers(load_data(decode_settings(wanted)), [('here', answer)]).results.values()
+        evaluation = score_answers(load_data(decode_settings(wanted)), [('here', answer)])
+        ((result,),) = evaluation.results.values()
         return result
 
     return score_text
@@ -94,6 +97,7 @@ def score(write_jsonl, tmp_path: Path) -> Score:
 def test_every_scorer_reads_what_follows_the_reasoning(score: Score, task: str):
     """Mutation: a scorer that gets the whole generation."""
     right, wrong = ANSWERS[task]
+
     assert score(task, right).score == 1
     assert score(task, wrong).score == 0
     assert score(task, f'<think>\n{wrong}\n</think>\n\n{right}').score == 1
@@ -105,10 +109,12 @@ def test_every_scorer_reads_what_follows_the_reasoning(score: Score, task: str):
 def test_reasoning_that_does_not_end_has_no_answer(score: Score, task: str):
     right, _ = ANSWERS[task]
     text = f'<think>\n{right}\nLet me see'
-    found = score(task, text)
-    assert (found.score, found.predicted, found.answer, found.text) == (0, None, None, text)
-    assert found.reason == UNFINISHED_REASONING
-    assert set(found.metrics.values()) <= {0.0}
+
+    result = score(task, text)
+
+    assert (result.score, result.predicted, result.answer, result.text) == (0, None, None, text)
+    assert result.reason == UNFINISHED_REASONING
+    assert set(result.metrics.values()) <= {0.0}
 
 
 @every_task
@@ -116,10 +122,17 @@ def test_other_marks_of_reasoning_may_be_given(score: Score, task: str):
     """Mutation: the setting does not reach the tasks."""
     right, wrong = ANSWERS[task]
     plan = {'reasoning_markers': ['PLAN: ... DONE', '...###']}
+
     assert score(task, f'PLAN: {wrong} DONE\n{right}', **plan).score == 1
     assert score(task, f'{wrong} ###\n{right}', **plan).score == 1
     assert score(task, f'PLAN: {right}', **plan).reason == UNFINISHED_REASONING
     assert score(task, f'<think>{right}', **plan).reason != UNFINISHED_REASONING
+
+
+@every_task
+def test_no_marks_and_the_usual_marks_may_be_asked_for(score: Score, task: str):
+    right, _ = ANSWERS[task]
+
     assert score(task, f'<think>{right}', reasoning_markers=[]).reason != UNFINISHED_REASONING
     assert score(task, f'<think>{right}', reasoning_markers=None).reason == UNFINISHED_REASONING
 
@@ -129,27 +142,46 @@ def test_other_marks_of_reasoning_may_be_given(score: Score, task: str):
 def test_every_scorer_ignores_special_tokens_around_an_answer(score: Score, task: str, form: str):
     """Mutation: tokens dropped by the scorers of letters alone."""
     right, wrong = ANSWERS[task]
+
     assert score(task, form.format(right)).score == 1
     assert score(task, form.format(wrong)).score == 0
 
 
-@pytest.mark.parametrize('form', ['✅ {}', '{} ✅', '{}✔️', '→ {}', '🎉{}🎉', '• {}', '{}\u200b'])
-def test_signs_around_a_number_do_not_count(score: Score, form: str):
-    for written in ('4', '\uff14'):
-        found = score('generation_task_with_answers', form.format(written))
-        assert (found.score, found.metrics['StrictMatch'], found.metrics['NumericMatch']) == (1, 1, 1)
+each_sign = pytest.mark.parametrize('form', ['✅ {}', '{} ✅', '{}✔️', '→ {}', '🎉{}🎉', '• {}', '{}\u200b'])
+
+
+@each_sign
+@pytest.mark.parametrize('digit', ['4', '\uff14'], ids=['narrow', 'of full width'])
+def test_signs_around_a_number_do_not_count(score: Score, form: str, digit: str):
+    result = score('generation_task_with_answers', form.format(digit))
+
+    assert (result.score, result.metrics['StrictMatch'], result.metrics['NumericMatch']) == (1, 1, 1)
+
+
+@each_sign
+def test_signs_make_no_wrong_number_right(score: Score, form: str):
     assert score('generation_task_with_answers', form.format('5')).score == 0
+
+
+def test_signs_count_for_the_reference(score: Score):
     assert score('generation_task_with_answers', '✅ 4', reference=True).score == 0
 
 
 @pytest.mark.parametrize(
-    ('task', 'expected'), [('generation_task_with_answers', '<think>4'), (LETTERS, 'B'), (MATH, '2')]
+    ('task', 'expected'),
+    [
+        ('generation_task_with_answers', '<think>4'),
+        (LETTERS, 'B'),
+        (MATH, '2'),
+    ],
 )
 def test_the_reference_knows_no_reasoning(score: Score, task: str, expected: str):
     """As lm-eval, which drops reasoning only if a model is given its `think_end_token`."""
     right, _ = ANSWERS[task]
-    found = score(task, f'<think>{right}', reference=True)
-    assert (found.answer, found.reason) == (expected, None)
+
+    result = score(task, f'<think>{right}', reference=True)
+
+    assert (result.answer, result.reason) == (expected, None)
 
 
 @pytest.fixture
@@ -176,11 +208,11 @@ def test_the_processes_that_compare_answers_end_with_the_evaluation(math_data, m
     ]
 
     score_answers(math_data, [('here', answer) for answer in answers])
-    num_of_complete = len(started)
+    num_started_by_complete = len(started)
     with pytest.raises(DataError):
-        score_answers(math_data, [('here', answer) for answer in answers[1:]])  # one is missing
+        score_answers(math_data, [('here', answer) for answer in answers[1:]])  # the first is missing
 
-    assert 0 < num_of_complete < len(started)
+    assert 0 < num_started_by_complete < len(started)
     assert [worker for worker in started if worker.process.poll() is None] == []
 
 
@@ -193,7 +225,9 @@ def test_a_model_that_repeats_the_prompts_of_math_has_no_answers(math_data: Eval
         Answer(task=MATH, num_shots=0, row=0, variant=variant, file='algebra', text=text)
         for variant, text in instructions.items()
     ]
+
     evaluation = score_answers(math_data, [('here', answer) for answer in answers])
+
     (by_perturbation,) = evaluation.robustness.values()
     assert set(by_perturbation) == {'prompt', 'non_greedy'}
     for score in by_perturbation.values():

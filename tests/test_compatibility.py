@@ -85,24 +85,24 @@ def strings_of_docs(tree: ast.AST) -> set[int]:
 
 def texts_in(tree: ast.AST) -> set[str]:
     """Return all names and strings in a part of a module, without its comments and docstrings."""
-    found: set[str] = set()
+    texts: set[str] = set()
     docs = strings_of_docs(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            found.add(node.id)
+            texts.add(node.id)
         elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
+            texts.add(node.attr)
         elif isinstance(node, ast.arg):
-            found.add(node.arg)
+            texts.add(node.arg)
         elif isinstance(node, ast.keyword):
-            found |= {str(node.arg), ast.unparse(node)}
+            texts |= {str(node.arg), ast.unparse(node)}
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            texts.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= imported_by(node)
+            texts |= imported_by(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            found.add(node.value)
-    return found
+            texts.add(node.value)
+    return texts
 
 
 def imported_by(node: ast.Import | ast.ImportFrom) -> set[str]:
@@ -122,17 +122,17 @@ def is_in(name: str, texts: set[str]) -> bool:
 
 def own_names(tree: ast.AST) -> set[str]:
     """Return the names that a module defines: functions, classes, variables, parameters and attributes of `self`."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.arg):
-            found.add(node.arg)
+            names.add(node.arg)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
-            found.add(node.attr)
-    return found
+            names.add(node.attr)
+    return names
 
 
 def is_self(node: ast.expr) -> bool:
@@ -146,16 +146,20 @@ def foreign_names(tree: ast.AST, inherited: set[str] = frozenset()) -> Iterator[
     not the fixed parts of f-strings. `inherited` are the names that `self` may have from classes of other modules.
     """
     own = own_names(tree) | DOCUMENTED
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    f_strings = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts_of_f_strings = {id(part) for f_string in f_strings for part in f_string.values}
     for node in ast.walk(tree):
         names: Iterable[str] = ()
         if isinstance(node, ast.Attribute):
-            names = [node.attr] if node.attr not in inherited or not is_self(node.value) else []
+            is_inherited = node.attr in inherited and is_self(node.value)
+            names = [] if is_inherited else [node.attr]
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names = imported_by(node)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts_of_f_strings:
             names = node.value.split('.') if DOTTED.fullmatch(node.value) else []
-        yield from ((node.lineno, name) for name in names if PRIVATE.fullmatch(name) and name not in own)
+        for name in names:
+            if PRIVATE.fullmatch(name) and name not in own:
+                yield node.lineno, name
 
 
 def module_of(path: Path) -> str:
@@ -163,22 +167,28 @@ def module_of(path: Path) -> str:
     return path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT).as_posix()
 
 
+def listed_names() -> set[tuple[str, str]]:
+    """Return each module that the page names with each component of a name that the module uses."""
+    listed = set()
+    for row in NAMES:
+        components = {component for name in row.code(0) for component in name.split('.')}
+        for place in row.code(1):
+            module, _, _ = place.partition(':')
+            listed |= {(module, component) for component in components}
+    return listed
+
+
 def test_every_private_name_of_another_library_is_on_the_page():
     """With each module that uses it."""
-    listed = {
-        (place.partition(':')[0], part)
-        for row in NAMES
-        for place in row.code(1)
-        for name in row.code(0)
-        for part in name.split('.')
-    }
+    listed = listed_names()
     inherited = {name for path in PACKAGE.rglob('*.py') for name in own_names(tree_of(path))}
-    missing = [
-        f'{path.relative_to(ROOT)}:{line}: {name}'
-        for path in SOURCES
-        for line, name in foreign_names(tree_of(path), inherited)
-        if (module_of(path), name) not in listed
-    ]
+
+    missing = []
+    for path in SOURCES:
+        for line, name in foreign_names(tree_of(path), inherited):
+            if (module_of(path), name) not in listed:
+                missing.append(f'{path.relative_to(ROOT)}:{line}: {name}')
+
     assert missing == []
 
 
@@ -199,16 +209,25 @@ def test_a_new_private_name_is_found_in_any_form(code: str):
     assert [name for _, name in foreign_names(ast.parse(code))] == ['_new']
 
 
-@pytest.mark.parametrize('code', ['self._own = 1; other._own', 'def _own(): ...\n_own()', 'f"a_{name}_b"', 'a.__b__'])
+@pytest.mark.parametrize(
+    'code',
+    [
+        'self._own = 1; other._own',
+        'def _own(): ...\n_own()',
+        'f"a_{name}_b"',
+        'a.__b__',
+    ],
+)
 def test_names_of_a_module_itself_are_not_foreign(code: str):
     assert list(foreign_names(ast.parse(code))) == []
 
 
 @each_name
 def test_what_a_row_names_is_where_it_says(row: Row):
-    """Each name is in one of the places, and each place has one of the names."""
+    """Each name is in a place of the row, and each place has a name of the row."""
     folder = PACKAGE if row.section != OF_TESTS else ROOT
-    names, texts_by_place = row.code(0), {}
+    names = row.code(0)
+    texts_by_place = {}
     for place in row.code(1):
         match = PLACE.fullmatch(place)
         assert match is not None, place
@@ -217,36 +236,52 @@ def test_what_a_row_names_is_where_it_says(row: Row):
         part = definition_in(path, match[2]) if match[2] else tree_of(path)
         assert part is not None, place
         texts_by_place[place] = texts_in(part)
-    assert names and texts_by_place
-    assert [name for name in names if not any(is_in(name, texts) for texts in texts_by_place.values())] == []
-    assert [place for place, texts in texts_by_place.items() if not any(is_in(name, texts) for name in names)] == []
+
+    assert names
+    assert texts_by_place
+    for name in names:
+        assert any(is_in(name, texts) for texts in texts_by_place.values()), name
+    for place, texts in texts_by_place.items():
+        assert any(is_in(name, texts) for name in names), place
 
 
 @pytest.mark.parametrize('row', [row for row in NAMES if row.section != OF_TESTS], ids=str)
 def test_the_tests_of_a_row_exist(row: Row):
     """A use without a test says so."""
     assert len(row.cells) == 5
-    tests = [match for text in row.code(3) if (match := TEST.fullmatch(text))]
+    matches = [TEST.fullmatch(text) for text in row.code(3)]
+    tests = [match for match in matches if match is not None]
+
     assert tests or row.cells[3].startswith('none')
     for match in tests:
         path = ROOT / 'tests' / match[1]
-        assert path.is_file() and definition_in(path, match[2]) is not None, match[0]
+        assert path.is_file(), match[0]
+        assert definition_in(path, match[2]) is not None, match[0]
 
 
 @each_pin
 def test_pins_are_as_the_page_says(row: Row):
     (file,) = row.code(1)
-    lines = re.findall(r'[^\s"\']+', (ROOT / file).read_text('utf-8'))
+    words_of_file = re.findall(r'[^\s"\']+', (ROOT / file).read_text('utf-8'))
     bounds = [bound for bound in row.code(0) if re.search('[<>=]', bound)]
-    assert bounds and [bound for bound in bounds if bound not in lines] == []
+
+    assert bounds
+    assert [bound for bound in bounds if bound not in words_of_file] == []
+
+
+def is_bound_below_a_major_version(requirement: Requirement) -> bool:
+    return any(bound.operator == '<' and '.' in bound.version for bound in requirement.specifier)
 
 
 def test_every_upper_bound_below_a_major_version_is_on_the_page():
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']
-    lines = [*project['dependencies'], *(line for extra in project['optional-dependencies'].values() for line in extra)]
+    lines = list(project['dependencies'])
+    for lines_of_extra in project['optional-dependencies'].values():
+        lines += lines_of_extra
+    requirements = [Requirement(line) for line in lines]
     listed = {Requirement(bound).name for row in ROWS if row.section == PINS for bound in row.code(0)}
-    decided = [
-        line for line in lines if any(one.operator == '<' and '.' in one.version for one in Requirement(line).specifier)
-    ]
-    assert len(decided) > 6
-    assert [line for line in decided if Requirement(line).name not in listed] == []
+
+    bound = [requirement for requirement in requirements if is_bound_below_a_major_version(requirement)]
+
+    assert len(bound) > 6
+    assert [str(requirement) for requirement in bound if requirement.name not in listed] == []
