@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,21 @@ LONG_IN_ROWS = ('hellaswag/3-shot', 'hellaswag_spaces/0-shot', 'arc_easy/3-shot'
 
 
 def marks_of(model: str, case: str, layout: str) -> list[Any]:
+    """Return the marks of a case: of all of them, `make test` has one model in one layout."""
     if layout == PADDED_ROWS and case in LONG_IN_ROWS:
         return [pytest.mark.long]
-    return [] if (model, layout) == ('rotary_bos', STREAM) else [pytest.mark.slow]
+    if (model, layout) == ('rotary_bos', STREAM):
+        return []
+    return [pytest.mark.slow]
 
 
-CASES = [
-    pytest.param(
-        *(model, index, layout), marks=marks_of(model, case['name'], layout), id=f'{model}-{case["name"]}-{layout}'
-    )
-    for model in MODELS
-    for index, case in enumerate(recorded(model)['cases'])
-    for layout in LAYOUTS
-]
+def cases_of_scores() -> Iterator[Any]:
+    """Yield every recorded case in each layout."""
+    for model in MODELS:
+        for index, case in enumerate(recorded(model)['cases']):
+            for layout in LAYOUTS:
+                marks = marks_of(model, case['name'], layout)
+                yield pytest.param(model, index, layout, marks=marks, id=f'{model}-{case["name"]}-{layout}')
 
 
 @functools.cache
@@ -75,15 +78,18 @@ def check_item(item: dict[str, Any], output: ScoreOutput, result: ItemResult) ->
 
 @pytest.mark.parametrize('model', MODELS)
 def test_the_probe_finds_the_compared_layouts(model: str):
-    found = probe(language_model(model), vocabulary=len(encoder(model).tokenizer), longest=200)
-    assert found.layout == LAYOUTS[0]
+    result = probe(language_model(model), vocabulary=len(encoder(model).tokenizer), longest=200)
+
+    assert result.layout == LAYOUTS[0]
 
 
-OWN_SHOTS = ('with_all_texts/3-shot',)  # cases with duplicate rows, which are shots of each other in the reference
-LOST_SPACE = ('alibi_pad_eos',)  # whose tokenizer splits spaces off, so that the reference drops those before choices
+# Cases with duplicate rows, which are shots of each other in the reference.
+OWN_SHOTS = ('with_all_texts/3-shot',)
+# Models whose tokenizer splits spaces off, so that the reference drops those before choices.
+LOST_SPACE = ('alibi_pad_eos',)
 
 
-@pytest.mark.parametrize(('model', 'index', 'layout'), CASES)
+@pytest.mark.parametrize(('model', 'index', 'layout'), cases_of_scores())
 def test_items_and_metrics_agree_with_the_reference(
     model: str, index: int, layout: str, real_data: Path, tmp_path: Path
 ):
@@ -93,7 +99,11 @@ def test_items_and_metrics_agree_with_the_reference(
     settings = {'semantics': 'reference'} if differs else {'truncation': 'reference'}
     planned = plan_case(model, case, real_data, tmp_path, layout, **settings)
     check_prompts(planned, case)
-    outputs = {output.key: output for batch in planned.batches for output in language_model(model).run(batch)}
+
+    outputs = {}
+    for batch in planned.batches:
+        outputs |= {output.key: output for output in language_model(model).run(batch)}
+
     results = {case['rows'][key.row]: result for key, result in planned.results(outputs.values()).items()}
     assert len(results) == len(case['items'])
     for item in case['items']:
@@ -103,12 +113,13 @@ def test_items_and_metrics_agree_with_the_reference(
     metrics = metrics_of(as_reference, outputs)
     for key, value in case['metrics'].items():
         assert metrics[key] == pytest.approx(value, abs=1e-6), key
+    # Corrected scores differ only where an item has a reason, as ties have.
     if not any(result.reason for result in results.values()):
         assert metrics_of(planned, outputs) == metrics
 
 
 def metrics_of(planned: PlannedEvaluation, outputs: dict[ItemKey, ScoreOutput]) -> dict[str, float]:
-    """Check every accuracy by its key in the metric stream."""
+    """Return every metric by its key in the metric stream."""
     scores = conclude(planned, planned.results(outputs.values()), {}).scores
     return {key: value for score in scores.values() for key, value in task_values(score)}
 
@@ -117,42 +128,50 @@ def metrics_of(planned: PlannedEvaluation, outputs: dict[ItemKey, ScoreOutput]) 
 def test_composites_equal_the_reference(model: str):
     """Check all weightings, with and without baseline and rescaling, from the recorded accuracies."""
     content = recorded(model)
+    gauntlet = content['gauntlet']
+    assert {run['weighting'] for run in gauntlet['runs']} == {'EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ'}
     accuracies, sizes = {}, {}
     for case in content['cases']:
         task = task_key(case['task']['label'], case['task']['num_fewshot'][0])
         values = list(case['metrics'].values())
         accuracies[task] = Measure(value=sum(values) / len(values))
         sizes[task] = len(case['items'])
-    gauntlet = content['gauntlet']
-    assert {run['weighting'] for run in gauntlet['runs']} == {'EQUAL', 'SAMPLE_SZ', 'LOG_SAMPLE_SZ'}
+
     for run in gauntlet['runs']:
         block = {'categories': gauntlet['categories'], 'averages': gauntlet['averages'], **run}
         spec = load_suite(None, {key: value for key, value in block.items() if key != 'composites'}).gauntlet
         for reference in (False, True):
-            found = dict(composite_values(compute_composites(spec, accuracies, sizes, reference=reference)))
+            composites = compute_composites(spec, accuracies, sizes, reference=reference)
+            values = dict(composite_values(composites))
             errors = {f'{key}/standard_error' for key in run['composites']}
-            assert found.keys() == run['composites'].keys() | errors
+            assert values.keys() == run['composites'].keys() | errors
             for key, value in run['composites'].items():
-                assert found[key] == pytest.approx(value, abs=1e-6), key
+                assert values[key] == pytest.approx(value, abs=1e-6), key
 
 
 def requests_of(planned: PlannedEvaluation, case: dict[str, Any]) -> dict[int, tuple[Request, np.ndarray]]:
     """Return the requests of a case with their token ids, by row."""
-    found = {}
+    requests = {}
     for key, item in planned.items.items():
-        one = item.request
-        is_generation = isinstance(one, GenerateRequest)
-        ids = one.context if is_generation else np.concatenate([one.contexts[0], one.continuations[0]])
-        found[case['rows'][key.row]] = (one, ids.astype('<i4'))
-    return found
+        request = item.request
+        if isinstance(request, GenerateRequest):
+            ids = request.context
+        else:
+            ids = np.concatenate([request.contexts[0], request.continuations[0]])
+        requests[case['rows'][key.row]] = (request, ids.astype('<i4'))
+    return requests
 
 
-@pytest.mark.parametrize(
-    ('model', 'case'),
-    [pytest.param(model, case, id=f'{model}-{case["name"]}') for model, cases in PROMPTS.items() for case in cases],
-)
+def cases_of_prompts() -> Iterator[Any]:
+    for model, cases in PROMPTS.items():
+        for case in cases:
+            yield pytest.param(model, case, id=f'{model}-{case["name"]}')
+
+
+@pytest.mark.parametrize(('model', 'case'), cases_of_prompts())
 def test_token_ids_and_limits_equal_the_reference(model: str, case: dict[str, Any], real_data: Path, tmp_path: Path):
     requests = requests_of(plan_case(model, case, real_data, tmp_path, semantics='reference'), case)
+
     assert requests.keys() == {item['row'] for item in case['items']}
     for item in case['items']:
         request, ids = requests[item['row']]
@@ -167,13 +186,18 @@ def test_token_ids_and_limits_equal_the_reference(model: str, case: dict[str, An
 def test_corrected_prompts_equal_the_reference_unless_truncated(model: str, real_data: Path, tmp_path: Path):
     """With one token per character all 12 exceed 1024; without shots to drop they lose as much, but keep bos.
 
-    Where the reference drops the space before the continuation, there is a token more.
+    Where the reference drops the space before the continuation, prompts have a token more.
     """
-    case = next(case for case in PROMPTS[model] if case['name'] == 'conlang_truncated/0-shot')
-    requests = requests_of(plan_case(model, case, real_data, tmp_path), case)
+    (case,) = [case for case in PROMPTS[model] if case['name'] == 'conlang_truncated/0-shot']
     is_long = model == 'unigram_characters'
+    num_spaces_lost = 1 if model in LOST_SPACE else 0
+
+    requests = requests_of(plan_case(model, case, real_data, tmp_path), case)
+
     for item in case['items']:
         request, ids = requests[item['row']]
-        assert (request.prompt_shortened, len(ids)) == (is_long, item['num_tokens'] + (model in LOST_SPACE))
-        assert (digest(ids.tobytes()) == item['ids']) == (not is_long and model not in LOST_SPACE)
+        assert request.prompt_shortened == is_long
+        assert len(ids) == item['num_tokens'] + num_spaces_lost
+        is_equal = digest(ids.tobytes()) == item['ids']
+        assert is_equal == (not is_long and num_spaces_lost == 0)
         assert not is_long or ids[0] == 1  # <s>

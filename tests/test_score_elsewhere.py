@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import tiny
 from command_line import run_cli
 from composer.loggers import InMemoryLogger
-from recorded_runs import NAMES, problems_of, read_lines, write_answers
+from recorded_runs import NAMES, problems_of, read_lines, record_of, write_answers
 from score_runs import DRAWN, LAW, LEAD, ORDER, PROMPT, data_of, write_score_files
 
 from llmfoundry_gauntlet import EvalGauntlet
@@ -34,23 +34,55 @@ def exported(rows: Path, *entries: dict[str, Any], words: Iterable[Any] = ()) ->
     return read_lines(out)
 
 
+DRAWN_ONCE = {'dataset': 'mmlu_pro', 'temperature': 0.5, 'seeds': [7], 'max_new_tokens': 9}
+
+
 def test_exported_lines_hold_all_that_a_server_needs(rows: Path):
-    lines = exported(rows, {'dataset': 'mmlu_pro', 'temperature': 0.5, 'seeds': [7], 'max_new_tokens': 9})
-    name = {'task': 'score_mmlu_pro', 'num_shots': 0, 'file': None, 'row': 0}
-    greedy = {'stop': [], 'max_new_tokens': 9, 'temperature': 0.0, 'top_p': 1.0, 'top_k': 0, 'seed': None}
-    swapped = 'Who?\nA: she\nB: he\nC: it'
-    whole = {**name, 'variant': 'option_order:A', 'sample': 0, 'prompt': swapped, 'choices': None, **greedy}
-    assert lines[0] == whole and list(lines[0]) == list(whole)
+    expected = {
+        # The name of the item.
+        'task': 'score_mmlu_pro',
+        'num_shots': 0,
+        'file': None,
+        'row': 0,
+        'variant': 'option_order:A',
+        'sample': 0,
+        # What is asked.
+        'prompt': 'Who?\nA: she\nB: he\nC: it',
+        'choices': None,
+        # How it is generated.
+        'stop': [],
+        'max_new_tokens': 9,
+        'temperature': 0.0,
+        'top_p': 1.0,
+        'top_k': 0,
+        'seed': None,
+    }
+
+    line = exported(rows, DRAWN_ONCE)[0]
+
+    assert line == expected
+    assert list(line) == list(expected)
+
+
+def test_every_variant_is_exported(rows: Path):
+    lines = exported(rows, DRAWN_ONCE)
+
     assert [line['variant'] for line in lines] == [
         *(f'option_order:{letter}' for letter in 'ABC'),
         *(f'prompt:{number}' for number in range(10)),
         'non_greedy:7',
     ]
-    drawn, key = lines[-1], ItemKey('score_mmlu_pro/0-shot', 0, variant='non_greedy:7')
+
+
+def test_only_non_greedy_variants_are_drawn(rows: Path):
     (task,) = data_of({'dataset': 'mmlu_pro', 'temperature': 0.5, 'seeds': [7]}, data_root=rows).suite.tasks
+    key = ItemKey('score_mmlu_pro/0-shot', 0, variant='non_greedy:7')
+
+    *greedy, drawn = exported(rows, DRAWN_ONCE)
+
+    assert {line['temperature'] for line in greedy} == {0.0}
     assert (drawn['temperature'], drawn['top_p'], drawn['top_k']) == (0.5, 1.0, 0)
     assert drawn['seed'] == draw_seed(task.sampling('non_greedy:7'), key)
-    assert {line['temperature'] for line in lines[:-1]} == {0.0}
 
 
 @pytest.mark.parametrize('answers', ['generate', 'likelihood'])
@@ -71,31 +103,40 @@ def test_messages_are_exported_where_a_chat_template_applies(
 ):
     words = ['--tokenizer', tiny_llamas / tokenizer] if tokenizer else []
     entry = {'dataset': 'mmlu_pro', 'chat_template': given, 'answers': answers, 'perturbations': [PROMPT]}
+    prompt = '0. Who?\nA: he\nB: she\nC: it'
+    messages = [{'role': 'user', 'content': prompt}]
+    # For likelihoods of letters, the assistant has begun its answer.
+    is_likelihood = answers == 'likelihood'
+    if is_likelihood:
+        messages.append({'role': 'assistant', 'content': LEAD})
+        prompt = f'{prompt}\n{LEAD}'
+
     line = exported(rows, entry, words=words)[0]
-    text, is_likelihood = '0. Who?\nA: he\nB: she\nC: it', answers == 'likelihood'
-    messages = [{'role': 'user', 'content': text}, *[{'role': 'assistant', 'content': LEAD}] * is_likelihood]
-    shown = {'messages': messages} if in_chat else {'prompt': f'{text}\n{LEAD}' if is_likelihood else text}
-    assert {key: line[key] for key in ('messages', 'prompt') if key in line} == shown
+
+    sent = {key: line[key] for key in ('messages', 'prompt') if key in line}
+    assert sent == ({'messages': messages} if in_chat else {'prompt': prompt})
     assert line['choices'] == ([' A', ' B', ' C'] if is_likelihood else None)
     if is_likelihood:
         assert {line[key] for key in ('stop', 'max_new_tokens', 'temperature', 'top_p', 'top_k', 'seed')} == {None}
 
 
 def answers_to(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return right answers: the right option is 'she', 'x' or 2, whose letters are found in the prompt."""
-    found = []
+    """Return right answers: the right option is 'she', 'x' or 2, and its letter precedes it in the prompt."""
+    right_option = {'score_mmlu_pro': ': she', 'score_agieval': ': x'}
+    answers = []
     for line in lines:
-        text = line['messages'][0]['content'] if 'messages' in line else line['prompt']
-        place = {'score_mmlu_pro': ': she', 'score_agieval': ': x', 'score_math': ''}[line['task']]
-        letter = text[text.index(place) - 1]
-        name = {key: line[key] for key in NAMES}
-        if line['choices'] is not None:
-            found.append({**name, 'logprobs': [-0.5 if choice == f' {letter}' else -2.0 for choice in line['choices']]})
-        elif line['task'] == 'score_math':
-            found.append({**name, 'text': r'It is $\boxed{2}$'})
+        answer = {key: line[key] for key in NAMES}
+        if line['task'] == 'score_math':
+            answer['text'] = r'It is $\boxed{2}$'
         else:
-            found.append({**name, 'text': f'The best answer is {letter}.\n'})
-    return found
+            prompt = line['messages'][0]['content'] if 'messages' in line else line['prompt']
+            letter = prompt[prompt.index(right_option[line['task']]) - 1]
+            if line['choices'] is None:
+                answer['text'] = f'The best answer is {letter}.\n'
+            else:
+                answer['logprobs'] = [-0.5 if choice == f' {letter}' else -2.0 for choice in line['choices']]
+        answers.append(answer)
+    return answers
 
 
 ENTRIES = (
@@ -105,40 +146,78 @@ ENTRIES = (
 )
 
 
-def test_answers_generated_elsewhere_are_scored(rows: Path, tmp_path: Path, capsys):
+@pytest.fixture
+def right_answers(rows: Path) -> list[dict[str, Any]]:
+    """Return right answers to all variants of three datasets, whose entries are in score.yaml."""
     lines = exported(rows, *ENTRIES)
     assert len(lines) == (3 + 10 + 5) + (2 + 10) + (10 + 2)
-    path = write_answers(rows, answers_to(lines)[::-1])
-    common = ['--score', rows / 'score.yaml', '--data-root', rows]
-    assert run_cli('validate', *common) == 0
+    return answers_to(lines)
+
+
+@pytest.fixture
+def scored(rows: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that scores answers by score.yaml and returns the folder of the run."""
+
+    def score(answers: Iterable[dict[str, Any]], *options: Any) -> Path:
+        words = ('--outputs', write_answers(rows, answers), '--score', rows / 'score.yaml', '--data-root', rows)
+        assert run_cli('run', *words, '--out', tmp_path / 'out', *options) == 0
+        return tmp_path / 'out'
+
+    return score
+
+
+def test_validate_counts_the_rows_of_score_and_warns_of_files_that_are_missing(rows: Path, right_answers, capsys):
+    capsys.readouterr()
+
+    assert run_cli('validate', '--score', rows / 'score.yaml', '--data-root', rows) == 0
+
     printed = capsys.readouterr().out
     assert '3 SCORE datasets' in printed and '42 rows of 3 tasks' in printed
     assert 'warning: score_agieval: ' in printed and 'sat-math' in printed
-    assert run_cli('run', '--outputs', path, *common, '--out', tmp_path / 'out') == 0
-    record = json.loads((tmp_path / 'out' / 'results.json').read_text())
-    perturbations = {'mmlu_pro': (ORDER, PROMPT, DRAWN), 'agieval': (ORDER, PROMPT), 'math': (PROMPT, DRAWN)}
+
+
+def test_answers_generated_elsewhere_are_scored(right_answers, scored: Callable[..., Path]):
+    record = record_of(scored(right_answers[::-1]))
+
+    perturbations = {
+        'mmlu_pro': (ORDER, PROMPT, DRAWN),
+        'agieval': (ORDER, PROMPT),
+        'math': (PROMPT, DRAWN),
+    }
     for dataset, names in perturbations.items():
         for name in names:
-            found = record['score'][dataset]['perturbations'][name]
-            assert found['accuracy'] == found['consistency_rate'] == found['all_variants_right'] == {'value': 1.0}
-            assert found['unparsed_rate'] == {'value': 0.0}
+            score = record['score'][dataset]['perturbations'][name]
+            assert score['accuracy'] == score['consistency_rate'] == score['all_variants_right'] == {'value': 1.0}
+            assert score['unparsed_rate'] == {'value': 0.0}
             prefix = f'icl/metrics/score/{dataset}/{name}'
             assert record['metrics'][f'{prefix}/consistency_rate_reference'] >= 0
             assert record['metrics'][f'{prefix}/accuracy'] == 1
-    assert set(record['metrics']) >= {
-        f'icl/metrics/score/math/non_greedy/non_greedy_{seed}/accuracy' for seed in (1, 2)
-    }
-    for dataset, name in (('math', ORDER), ('agieval', DRAWN)):  # likelihoods are not drawn
+    for seed in (1, 2):
+        assert f'icl/metrics/score/math/non_greedy/non_greedy_{seed}/accuracy' in record['metrics']
+
+
+def test_answers_are_in_the_samples(right_answers, scored: Callable[..., Path]):
+    samples = read_lines(scored(right_answers) / 'samples' / 'score_math_0-shot.jsonl')
+
+    assert {sample['answer'] for sample in samples} == {'2'}
+
+
+def test_what_was_not_asked_is_absent_with_its_reason(right_answers, scored: Callable[..., Path]):
+    record = record_of(scored(right_answers))
+
+    # MATH has no options, and likelihoods are not drawn.
+    for dataset, name in (('math', ORDER), ('agieval', DRAWN)):
         assert list(record['score'][dataset]['perturbations'][name]) == ['reason']
         assert not any(key.startswith(f'icl/metrics/score/{dataset}/{name}/') for key in record['metrics'])
     absent = ['sat-math', 'lsat-lr', 'lsat-rc', 'logiqa-en', 'aqua-rat', 'lsat-ar']
     assert record['score']['agieval']['absent_files'] == absent
-    samples = read_lines(tmp_path / 'out' / 'samples' / 'score_math_0-shot.jsonl')
-    assert {sample['answer'] for sample in samples} == {'2'}
-    path = write_answers(rows, [one for one in answers_to(lines) if one['file'] or one['variant'] != 'option_order:C'])
-    words = ('--outputs', path, *common, '--out', tmp_path / 'few', '--allow-missing')
-    assert run_cli('run', *words) == 0
-    record = json.loads((tmp_path / 'few' / 'results.json').read_text())
+
+
+def test_a_row_without_all_its_variants_counts_in_accuracy_alone(right_answers, scored: Callable[..., Path]):
+    answers = [answer for answer in right_answers if answer['file'] or answer['variant'] != 'option_order:C']
+
+    record = record_of(scored(answers, '--allow-missing'))
+
     order = record['score']['mmlu_pro']['perturbations'][ORDER]
     assert (order['accuracy'], order['num_incomplete']) == ({'value': 1.0}, 1)
     assert list(order['consistency_rate']) == list(order['accuracy_by_variant']['option_order:C']) == ['reason']
@@ -150,23 +229,29 @@ def test_results_are_in_the_order_of_rows_and_prompts_and_only_mmlu_pro_is_macro
     entry = {'dataset': dataset, 'answers': 'likelihood', 'subset_items': 20, 'perturbations': [ORDER, PROMPT]}
     data = data_of(entry)
     (examples,) = data.examples.values()
-    keys, lines = [], []
-    for one in examples:
-        keys.append((one.file, one.row, one.variant))
-        logprobs = [-1.0 - (place - one.row) % 4 for place in range(len(one.content.options))]
-        name = dict(zip(NAMES, (f'score_{dataset}', 0, *keys[-1], 0), strict=True))
-        lines.append({**name, 'logprobs': logprobs})
-    found = score_answers(data, read_answers(write_answers(tmp_path, lines[::-1])))
-    (results,) = found.results.values()
-    assert [(one.key.file, one.key.row, one.key.variant) for one in results] == keys
+    keys, answers = [], []
+    for example in examples:
+        key = (example.file, example.row, example.variant)
+        keys.append(key)
+        # Which option is the likeliest depends on the row, so that some are right.
+        logprobs = [-1.0 - (place - example.row) % 4 for place in range(len(example.content.options))]
+        name = dict(zip(NAMES, (f'score_{dataset}', 0, *key, 0), strict=True))
+        answers.append({**name, 'logprobs': logprobs})
+
+    evaluation = score_answers(data, read_answers(write_answers(tmp_path, answers[::-1])))
+
+    (results,) = evaluation.results.values()
+    assert [(result.key.file, result.key.row, result.key.variant) for result in results] == keys
     if dataset == 'agieval':
         sizes = {'sat-math': 4, 'lsat-lr': 5, 'lsat-rc': 5, 'logiqa-en': 4, 'aqua-rat': 5, 'sat-en': 4, 'lsat-ar': 5}
         assert list(dict.fromkeys(file for file, *_ in keys)) == list(sizes)
-        for place in {(file, row) for file, row, _ in keys}:
-            variants = [variant for *name, variant in keys if tuple(name) == place]
-            assert variants[:-10] == [f'option_order:{letter}' for letter in 'ABCDE'[: sizes[place[0]]]]
-        assert all(one.category == one.key.file for one in results)
-    score = found.robustness[dataset][PROMPT]
+        variants_of_row: dict[tuple[str, int], list[str]] = {}
+        for file, row, variant in keys:
+            variants_of_row.setdefault((file, row), []).append(variant)
+        for (file, _), variants in variants_of_row.items():
+            assert variants[:-10] == [f'option_order:{letter}' for letter in 'ABCDE'[: sizes[file]]]
+        assert all(result.category == result.key.file for result in results)
+    score = evaluation.robustness[dataset][PROMPT]
     assert score.accuracy == (score.accuracy_macro if dataset == 'mmlu_pro' else score.accuracy_micro)
     assert score.accuracy_micro != score.accuracy_macro
 
@@ -178,7 +263,10 @@ def test_missing_duplicate_and_unknown_variants_are_named(rows: Path):
     facts = [f'line {place}: score_math/0-shot, {fact} ' for place, fact in enumerate(named, len(answers) + 1)]
     facts.append('score_math/0-shot, algebra, row 0, non_greedy:2: there is no answer')
     data = data_of({'dataset': 'math', 'seeds': [1, 2]}, data_root=rows)
-    for problem, fact in zip(problems_of(data, write_answers(rows, lines)), facts, strict=True):
+
+    problems = problems_of(data, write_answers(rows, lines))
+
+    for problem, fact in zip(problems, facts, strict=True):
         assert problem.startswith(fact)
 
 
@@ -194,19 +282,22 @@ def test_evaluations_in_training_log_score_metrics_at_their_batch(rows: Path, tm
         score=entries, data_root=str(rows), interval=['first', '2ba', 'last'], save_folder=str(tmp_path / 'records')
     )
     trainer = tiny.trainer([callback], max_duration='3ba', loggers=[logger])
+
     trainer.fit()
     trainer.close()
+
     keys = [
-        'mmlu_pro/option_order/accuracy',
-        'mmlu_pro/prompt/consistency_rate_reference',
-        'mmlu_pro/option_order/option_order_C/accuracy',
-        'agieval/prompt/prompt_9/accuracy',
-        'agieval/non_greedy/non_greedy_5/accuracy',
-        'math/non_greedy/unparsed_rate',
+        'gauntlet/seconds/score_math/0-shot',
+        'icl/metrics/score/mmlu_pro/option_order/accuracy',
+        'icl/metrics/score/mmlu_pro/prompt/consistency_rate_reference',
+        'icl/metrics/score/mmlu_pro/option_order/option_order_C/accuracy',
+        'icl/metrics/score/agieval/prompt/prompt_9/accuracy',
+        'icl/metrics/score/agieval/non_greedy/non_greedy_5/accuracy',
+        'icl/metrics/score/math/non_greedy/unparsed_rate',
     ]
-    keys = ['gauntlet/seconds/score_math/0-shot', *(f'icl/metrics/score/{key}' for key in keys)]
     for key in keys:
         assert [timestamp.batch.value for timestamp, _ in logger.data[key]] == [0, 2, 3], key
-    record = json.loads((tmp_path / 'records' / 'ba3' / 'results.json').read_text())
+    record = record_of(tmp_path / 'records' / 'ba3')
     assert record['metrics'].items() >= {key: logger.data[key][-1][1] for key in keys}.items()
-    assert record['training']['batch'] == 3 and list(record['score']) == ['mmlu_pro', 'agieval', 'math']
+    assert record['training']['batch'] == 3
+    assert list(record['score']) == ['mmlu_pro', 'agieval', 'math']
