@@ -32,11 +32,15 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_gauntlet_without_arguments_shows_how_to_get_started(gauntlet: Gauntlet):
     status, out, _ = gauntlet()
+
     assert status == 0
     commands = [line.split()[1] for line in out.splitlines() if line.startswith('  gauntlet ')]
     assert commands == ['ls', 'explain', 'data', 'run', 'report']
-    for words in ([], *([word] for word in commands)):
-        assert gauntlet(*words, '--help')[0] == 0
+
+
+@pytest.mark.parametrize('words', [[], ['ls'], ['explain'], ['data'], ['run'], ['report']], ids=' '.join)
+def test_commands_to_get_started_have_help(gauntlet: Gauntlet, words: list[str]):
+    assert gauntlet(*words, '--help')[0] == 0
 
 
 def test_shell_completion_works():
@@ -49,26 +53,59 @@ def test_shell_completion_works():
 
 
 def test_files_missing_from_the_working_directory_are_the_packages(elsewhere: Path):
-    assert shipped(TASKS) == PACKAGE / TASKS and shipped(TASKS).is_file()
+    assert shipped(TASKS) == PACKAGE / TASKS
+    assert shipped(TASKS).is_file()
     (elsewhere / TASKS).parent.mkdir(parents=True)
     assert shipped(TASKS) == PACKAGE / TASKS
-    (elsewhere / TASKS).write_text('mine')
+
+    (elsewhere / TASKS).write_text('own')
+
     assert shipped(TASKS) == Path(TASKS)
-    for name in ('yamls/none.yaml', 'other/yamls/tasks', 'eval_data_of_mine', 'cli/run.py', '', '/yamls', '.'):
-        assert shipped(name) == Path(name)
 
 
-def test_the_commands_of_the_readme_work_in_any_folder(elsewhere: Path, gauntlet: Gauntlet):
-    sources = ('--tasks', TASKS, '--gauntlet', GAUNTLET)
-    status, out, err = gauntlet('validate', *sources, '--score', 'yamls/score/mmlu_pro.yaml')
+@pytest.mark.parametrize(
+    'name',
+    [
+        'yamls/none.yaml',
+        'other/yamls/tasks',
+        'eval_data_of_mine',
+        'cli/run.py',
+        '',
+        '/yamls',
+        '.',
+    ],
+)
+def test_other_files_are_not_the_packages(elsewhere: Path, name: str):
+    assert shipped(name) == Path(name)
+
+
+def test_validate_checks_the_packages_files_in_any_folder(elsewhere: Path, gauntlet: Gauntlet):
+    sources = ('--tasks', TASKS, '--gauntlet', GAUNTLET, '--score', 'yamls/score/mmlu_pro.yaml')
+
+    status, out, err = gauntlet('validate', *sources)
+
     assert status == 0, err
-    assert '57 tasks' in out and '7 categories' in out and 'rows of 58 tasks' in out and 'no errors' in out
-    for words in (('validate', '--tasks', TASKS, '--no-data'), ('validate', '--gauntlet', GAUNTLET)):
-        assert gauntlet(*words)[0] == 0
-    assert gauntlet('export', *sources[:2], '--subset-items', 2, '--out', 'requests.jsonl')[0] == 0
+    for words in ('57 tasks', '7 categories', 'rows of 58 tasks', 'no errors'):
+        assert words in out
+
+
+@pytest.mark.parametrize('words', [('--tasks', TASKS, '--no-data'), ('--gauntlet', GAUNTLET)])
+def test_validate_checks_a_single_file_of_the_package_in_any_folder(elsewhere: Path, gauntlet: Gauntlet, words):
+    assert gauntlet('validate', *words)[0] == 0
+
+
+def test_export_works_in_any_folder(elsewhere: Path, gauntlet: Gauntlet):
+    assert gauntlet('export', '--tasks', TASKS, '--subset-items', 2, '--out', 'requests.jsonl')[0] == 0
+
     assert (elsewhere / 'requests.jsonl').is_file()
+
+
+def test_the_packages_data_do_not_replace_a_data_root_that_is_given(elsewhere: Path, gauntlet: Gauntlet):
     status, _, err = gauntlet('validate', '--tasks', TASKS, '--data-root', 'data')
-    assert status == 1 and 'below data:' in err and 'eval_data' not in err  # which does not replace it
+
+    assert status == 1
+    assert 'below data:' in err
+    assert 'eval_data' not in err
 
 
 # validate and ls
@@ -76,58 +113,94 @@ def test_the_commands_of_the_readme_work_in_any_folder(elsewhere: Path, gauntlet
 
 def test_validate_lists_all_errors_of_all_files_without_traceback(elsewhere: Path, gauntlet: Gauntlet):
     Path('typo.yaml').write_text('icl_tasks: [{label: a, num_fewshot: [0], icl_task_type: schema, lable: x}]')
+
     status, _, err = gauntlet('validate', '--tasks', 'typo.yaml', '--gauntlet', 'none.yaml')
+
     assert status == 1
     assert err.splitlines() == [
         "error: typo.yaml:1 (a): icl_tasks[0].lable: unknown key 'lable', did you mean 'label'?",
         "error: typo.yaml:1 (a): icl_tasks[0]: the key 'dataset_uri' is missing",
         'error: none.yaml: there is no such file',
     ]
+
+
+def test_validate_lists_all_errors_of_a_data_file(elsewhere: Path, gauntlet: Gauntlet):
     Path('rows.jsonl').write_text('{"query": "a", "choices": ["a", "b"], "gold": 4}\n{\n')
     task = '{label: a, dataset_uri: rows.jsonl, num_fewshot: [0], icl_task_type: multiple_choice}'
     Path('rows.yaml').write_text(f'icl_tasks: [{task}]')
+
     status, _, err = gauntlet('validate', '--tasks', 'rows.yaml', '--data-root', '.')
+
     assert status == 1
     assert 'error: rows.jsonl:1: gold is 4 but there are 2 choices' in err
     assert 'error: rows.jsonl:2: malformed JSON' in err
 
 
 def listed(gauntlet: Gauntlet, *words: Any) -> list[dict[str, Any]]:
+    """Return the tasks that `gauntlet ls` lists."""
     return json.loads(gauntlet('ls', *words, '--json')[1])
 
 
+def columns(tasks: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(task[name] for name in names) for task in tasks]
+
+
 def test_all_tasks_are_listed_by_category(gauntlet: Gauntlet):
-    found = listed(gauntlet, '--data-root', DATA)
-    assert [(one['category'], one['task'], one['num_shots'], one['chance']) for one in found] == [
-        (category['name'], benchmark['name'], benchmark['num_fewshot'], benchmark['random_baseline'])
-        for category in yaml.safe_load((ROOT / GAUNTLET).read_text())['eval_gauntlet']['categories']
-        for benchmark in category['benchmarks']
-    ]
-    for one in found:
-        lines = (DATA / one['dataset_uri']).read_text('utf-8').split('\n')
-        assert (one['rows'], one['data']) == (sum(1 for line in lines if line.strip()), 'sample')
+    categories = yaml.safe_load((ROOT / GAUNTLET).read_text())['eval_gauntlet']['categories']
+    expected = []
+    for category in categories:
+        for benchmark in category['benchmarks']:
+            shots, chance = benchmark['num_fewshot'], benchmark['random_baseline']
+            expected.append((category['name'], benchmark['name'], shots, chance))
+
+    tasks = listed(gauntlet, '--data-root', DATA)
+
+    assert columns(tasks, 'category', 'task', 'num_shots', 'chance') == expected
+
+
+def test_tasks_are_listed_with_their_rows_and_where_they_are_from(gauntlet: Gauntlet):
+    for task in listed(gauntlet, '--data-root', DATA):
+        lines = (DATA / task['dataset_uri']).read_text('utf-8').split('\n')
+        num_rows = sum(1 for line in lines if line.strip())
+        assert (task['rows'], task['data']) == (num_rows, 'sample')
+
+
+def test_named_categories_and_tasks_are_listed_as_a_table(gauntlet: Gauntlet):
     status, out, _ = gauntlet('ls', 'safety', 'copa', '--data-root', DATA)
+
     assert status == 0
-    assert ['copa', '0', 'multiple_choice', '0.50', '16', 'sample'] in [line.split() for line in out.splitlines()]
+    rows = [line.split() for line in out.splitlines()]
+    assert ['copa', '0', 'multiple_choice', '0.50', '16', 'sample'] in rows
     assert out.splitlines()[-1].startswith('5 tasks')
 
 
-def test_missing_unknown_and_own_data_files_are_listed(gauntlet: Gauntlet, write_jsonl, tmp_path: Path):
+def test_missing_and_unknown_data_files_are_listed(gauntlet: Gauntlet, write_jsonl, tmp_path: Path):
     write_jsonl('data/commonsense_reasoning/copa.jsonl', ['{}', '', '{}'])
-    found = listed(gauntlet, 'copa', 'piqa', '--data-root', tmp_path / 'data')
-    assert [(one['rows'], one['data']) for one in found] == [(2, 'unofficial'), (None, 'not there')]
+
+    tasks = listed(gauntlet, 'copa', 'piqa', '--data-root', tmp_path / 'data')
+
+    assert columns(tasks, 'rows', 'data') == [(2, 'unofficial'), (None, 'not there')]
+
+
+def test_tasks_of_the_user_are_listed(gauntlet: Gauntlet, write_jsonl, tmp_path: Path):
     write_jsonl('x.jsonl', ['{}'])
-    task = {'label': 'mine', 'dataset_uri': 'x.jsonl', 'num_fewshot': [0, 5], 'icl_task_type': 'language_modeling'}
-    elsewhere = {**task, 'label': 'hub', 'dataset_uri': 'hf://org/name', 'num_fewshot': [0]}
-    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task, elsewhere]}))
-    found = listed(gauntlet, '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path)
-    assert [(one['category'], one['task'], one['num_shots'], one['rows'], one['data']) for one in found] == [
-        ('in no category', 'mine', 0, 1, 'own'),
-        ('in no category', 'mine', 5, 1, 'own'),
+    local = {'label': 'local', 'dataset_uri': 'x.jsonl', 'num_fewshot': [0, 5], 'icl_task_type': 'language_modeling'}
+    of_hub = {**local, 'label': 'hub', 'dataset_uri': 'hf://org/name', 'num_fewshot': [0]}
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [local, of_hub]}))
+
+    tasks = listed(gauntlet, '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path)
+
+    assert columns(tasks, 'category', 'task', 'num_shots', 'rows', 'data') == [
+        ('in no category', 'local', 0, 1, 'own'),
+        ('in no category', 'local', 5, 1, 'own'),
         ('in no category', 'hub', 0, None, 'elsewhere'),
     ]
-    found = listed(gauntlet, '--score', ROOT / 'yamls/score/base_models.yaml', '--data-root', 'eval_data')
-    assert [(one['task'], one['rows'], one['data']) for one in found] == [
+
+
+def test_datasets_of_score_are_listed(gauntlet: Gauntlet):
+    tasks = listed(gauntlet, '--score', ROOT / 'yamls/score/base_models.yaml', '--data-root', 'eval_data')
+
+    assert columns(tasks, 'task', 'rows', 'data') == [
         ('score_mmlu_pro', 42, 'sample'),
         ('score_agieval', 84, 'sample'),
     ]
@@ -208,7 +281,8 @@ def test_without_tasks_run_evaluates_the_named_part_of_the_gauntlet(record_of: C
     """commonsense_reasoning is not whole, so that its category and the averages are left out."""
     record = record_of('--only', 'copa, world_knowledge', '--missing', 'skip')
 
-    assert len(record['tasks']) == 8 and {'copa/0-shot', 'mmlu/10-shot'} < record['tasks'].keys()
+    assert len(record['tasks']) == 8
+    assert {'copa/0-shot', 'mmlu/10-shot'} < record['tasks'].keys()
     assert list(record['composites']['categories']) == ['world_knowledge']
     assert record['composites']['averages'] == {}
 
@@ -226,7 +300,13 @@ LONG, LONG_PATH = 'x' * 300, 'x' * 5000
 @pytest.mark.parametrize(
     'words',
     [
-        *(('validate', option, path) for option in ('--tasks', '--gauntlet', '--score') for path in (LONG, LONG_PATH)),
+        # Evaluation.
+        ('validate', '--tasks', LONG),
+        ('validate', '--tasks', LONG_PATH),
+        ('validate', '--gauntlet', LONG),
+        ('validate', '--gauntlet', LONG_PATH),
+        ('validate', '--score', LONG),
+        ('validate', '--score', LONG_PATH),
         ('validate', '--tasks', TASKS, '--data-root', LONG_PATH),
         ('run', '--model', LONG_PATH, '--out', 'out'),
         ('run', *ON_CPU, '--out', f'runs/{LONG}'),
@@ -237,9 +317,11 @@ LONG, LONG_PATH = 'x' * 300, 'x' * 5000
         ('eval', LONG_PATH),
         ('watch', LONG_PATH, '--tasks', TASKS, '--out', 'out'),
         ('export', '--out', LONG_PATH),
+        # Results.
         ('report', LONG_PATH),
         ('show', LONG_PATH),
         ('compare', LONG_PATH, LONG_PATH),
+        # Data.
         ('explain', 'copa', '--model', LONG_PATH),
         ('data', 'fetch', '--to', LONG_PATH),
         ('data', 'fetch', '--from', LONG_PATH, '--to', 'data'),
@@ -248,7 +330,10 @@ LONG, LONG_PATH = 'x' * 300, 'x' * 5000
 )
 def test_a_name_that_no_file_can_have_is_the_users_mistake(elsewhere: Path, gauntlet: Gauntlet, words: tuple[Any, ...]):
     status, _, err = gauntlet(*words)
-    assert status in (1, 2) and err.startswith('error: ') and 'internal error' not in err
+
+    assert status in (1, 2)
+    assert err.startswith('error: ')
+    assert 'internal error' not in err
     assert {path.name for path in elsewhere.iterdir()} == set()
 
 
@@ -256,16 +341,31 @@ class Unforeseen(Exception):
     """An error no command handles."""
 
 
-def test_an_internal_error_is_one_line_and_status_3(gauntlet: Gauntlet, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise Unforeseen('first line\nsecond line')
 
     monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.read_suite', fail)
+
+
+@pytest.mark.usefixtures('internal_error')
+def test_an_internal_error_is_one_line_and_status_3(gauntlet: Gauntlet):
     status, _, err = gauntlet('validate', '--tasks', TASKS)
+
     (line,) = err.splitlines()
-    assert status == 3 and line.startswith('error: ')
-    assert 'Unforeseen: first line second line' in line and '--traceback' in line
+    assert status == 3
+    assert line.startswith('error: ')
+    assert 'Unforeseen: first line second line' in line
+    assert '--traceback' in line
+
+
+@pytest.mark.usefixtures('internal_error')
+def test_an_internal_error_is_raised_if_a_traceback_is_asked_for(gauntlet: Gauntlet):
     with pytest.raises(Unforeseen):
         gauntlet('--traceback', 'validate', '--tasks', TASKS)
+
+
+def test_an_exit_keeps_its_status(gauntlet: Gauntlet, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr('llmfoundry_gauntlet.evaluation.suite.read_suite', lambda *_, **__: sys.exit(7))
     assert gauntlet('validate', '--tasks', TASKS)[0] == 7

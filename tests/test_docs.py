@@ -95,7 +95,7 @@ def inline_code(page: Path) -> list[str]:
 
 def commands_of(text: str) -> list[list[str]]:
     """Return the words of each command; `&&` and `|` end a command, `>` and what follows are dropped."""
-    found: list[list[str]] = []
+    commands: list[list[str]] = []
     for line in text.replace('\\\n', ' ').splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars='&|;>')
         lexer.whitespace_split = True
@@ -105,9 +105,9 @@ def commands_of(text: str) -> list[list[str]]:
                 words.append(word)
                 continue
             if words:
-                found.append(words[: words.index('>')] if '>' in words else words)
+                commands.append(words[: words.index('>')] if '>' in words else words)
             words = []
-    return found
+    return commands
 
 
 BLOCKS = [block for page in TEXTS for block in blocks_of(page)]
@@ -167,10 +167,12 @@ def test_commands_and_their_options_exist(block: Block):
 @each_page
 def test_inline_commands_have_the_options_they_name(page: Path):
     for text in inline_code(page):
-        found = re.fullmatch(r'(?:\.venv/bin/)?gauntlet ([a-z-].*)', text)
-        if found is None or '{' in text:
+        match = re.fullmatch(r'(?:\.venv/bin/)?gauntlet ([a-z-].*)', text)
+        if match is None or '{' in text:
             continue
-        command, rest = command_of(re.sub(r'[\[\]]|\.\.\.', ' ', found[1]).split())
+        # Brackets around what may be left out, and dots for what follows, are no words of a command.
+        words = re.sub(r'[\[\]]|\.\.\.', ' ', match[1]).split()
+        command, rest = command_of(words)
         options = {name for parameter in (*command.params, *COMMANDS.params) for name in parameter.opts}
         assert {word for word in rest if word.startswith('--')} <= options | {'--help'}, text
 
@@ -283,11 +285,13 @@ SESSIONS = [
 def test_commands_print_what_troubleshooting_shows(
     block: str, command: str, lines: str, place: Path, gauntlet: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ):
-    for one in blocks_of(TROUBLE):
-        if one.title is not None:
-            Path(one.title).write_text(one.text)
+    for block_of_page in blocks_of(TROUBLE):
+        if block_of_page.title is not None:
+            Path(block_of_page.title).write_text(block_of_page.text)
     [words] = commands_of(command)
+
     status, out, err = gauntlet(*words[1:])
+
     assert status in (1, 2) or 'error: ' not in lines
     for line in lines.splitlines():
         pattern = '.*'.join(re.escape(part.strip()) for part in line.split(UNKNOWN))

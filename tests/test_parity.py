@@ -89,7 +89,7 @@ OWN_SHOTS = ('with_all_texts/3-shot',)
 LOST_SPACE = ('alibi_pad_eos',)
 
 
-@pytest.mark.parametrize(('model', 'index', 'layout'), cases_of_scores())
+@pytest.mark.parametrize(('model', 'index', 'layout'), list(cases_of_scores()))
 def test_items_and_metrics_agree_with_the_reference(
     model: str, index: int, layout: str, real_data: Path, tmp_path: Path
 ):
@@ -168,7 +168,7 @@ def cases_of_prompts() -> Iterator[Any]:
             yield pytest.param(model, case, id=f'{model}-{case["name"]}')
 
 
-@pytest.mark.parametrize(('model', 'case'), cases_of_prompts())
+@pytest.mark.parametrize(('model', 'case'), list(cases_of_prompts()))
 def test_token_ids_and_limits_equal_the_reference(model: str, case: dict[str, Any], real_data: Path, tmp_path: Path):
     requests = requests_of(plan_case(model, case, real_data, tmp_path, semantics='reference'), case)
 

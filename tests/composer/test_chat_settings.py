@@ -15,6 +15,7 @@ TEMPLATE = (
     '{% for message in messages %}[{{ message.role }}]{{ message.content }}\n{% endfor %}[assistant]'
     '{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}'
 )
+# The settings, and the options of a command that give them.
 GIVEN = {'chat_template_kwargs': {'enable_thinking': False}, 'system_prompt': 'Brief.', 'fewshot_as_turns': True}
 WORDS = (
     '--apply-chat-template',
@@ -24,6 +25,7 @@ WORDS = (
     'Brief.',
     '--fewshot-as-turns',
 )
+# A shot and a question, as they are sent with these settings.
 PROMPT = '[system]Brief.\n[user]{}\n[assistant]{}\n[user]{}\n[assistant]<think></think>'
 
 
@@ -59,7 +61,7 @@ def own_yaml(model: Path) -> dict[str, Any]:
 def foundry_yaml(model: Path) -> dict[str, Any]:
     """Return the same under llm-foundry's keys."""
     listed = {
-        'model_name': 'one',
+        'model_name': 'tiny',
         'model': {'name': 'hf_causal_lm', 'pretrained_model_name_or_path': str(model)},
         'tokenizer': {'name': str(model)},
     }
@@ -105,13 +107,18 @@ def test_another_form_of_prompts_is_another_evaluation(gauntlet, model: Path, tm
     words = ('run', '--model', model, '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--device', 'cpu')
     out = ('--out', tmp_path / 'out', '--apply-chat-template')
     assert gauntlet(*words, *out)[0] == 0
+
     status, _, err = gauntlet(*words, *out, '--system-prompt', 'Brief.', '--resume')
-    assert status == 2 and 'system_prompt' in err
+
+    assert status == 2
+    assert 'system_prompt' in err
 
 
-def test_explain_shows_messages_tokens_and_the_warning(gauntlet, model: Path, tmp_path: Path):
-    words = ('explain', 't', '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, *WORDS[:1])
-    _, out, _ = gauntlet(*words, *WORDS[1:], '--model', model, '--all-tokens')
+def test_explain_shows_messages_and_tokens(gauntlet, model: Path, tmp_path: Path):
+    words = ('explain', 't', '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--model', model)
+
+    _, out, _ = gauntlet(*words, *WORDS, '--all-tokens')
+
     messages = [
         '      system │ Brief.',
         '        user │ P',
@@ -120,9 +127,16 @@ def test_explain_shows_messages_tokens_and_the_warning(gauntlet, model: Path, tm
         'continuation │ red',
     ]
     assert '\n'.join(messages) in out
-    assert '│ [system]Brief.↵\n' in out and '│ [assistant]<think></think>\n' in out
+    assert '│ [system]Brief.↵\n' in out
+    assert '│ [assistant]<think></think>\n' in out
     assert out.partition('Warnings\n')[2].strip().startswith('none')
-    _, out, _ = gauntlet(*words, '--model', model)
+
+
+def test_explain_warns_of_choices_scored_where_a_model_reasons(gauntlet, model: Path, tmp_path: Path):
+    words = ('explain', 't', '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--model', model)
+
+    _, out, _ = gauntlet(*words, '--apply-chat-template')
+
     assert 'first words of the reasoning' in out.partition('Warnings\n')[2]
     assert 'lost leading space' not in out
 
@@ -151,14 +165,20 @@ def test_wrong_settings_are_named_by_every_command(gauntlet, model: Path, tmp_pa
         'watch': (tmp_path, '--out', tmp_path / 'out'),
     }[command]
     common = ('--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path)
+
     status, _, err = gauntlet(command, *of_command, *common, *words)
+
     (line,) = err.splitlines()
-    assert status == 2 and line.startswith('error: ') and wrong in line
+    assert status == 2
+    assert line.startswith('error: ')
+    assert wrong in line
 
 
 def test_exported_requests_have_all_messages(gauntlet, model: Path, tmp_path: Path):
     words = ('--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--out', tmp_path / 'requests.jsonl')
+
     assert gauntlet('export', *words, *WORDS)[0] == 0
+
     first = json.loads((tmp_path / 'requests.jsonl').read_text().splitlines()[0])
     assert [message['role'] for message in first['messages']] == ['system', 'user', 'assistant', 'user']
     assert [message['content'] for message in first['messages']] == ['Brief.', 'P', 'ash', 'Q']
