@@ -123,6 +123,7 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
     collected.raise_all()
     subsets = subsets_of(tasks, suite.gauntlet, examples, settings)
     origins = {task.key: origin_of(files_of(task, settings.data_root)) for task in tasks}
+    warnings_of_rows = [warning for task_rows in rows.values() for warning in task_rows.warnings]
     data = EvaluationData(
         settings=settings,
         suite=suite,
@@ -132,7 +133,7 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
         warnings=(
             *origin_warnings(origins, settings.data_root),
             *suite.warnings,
-            *(warning for task_rows in rows.values() for warning in task_rows.warnings),
+            *warnings_of_rows,
             *row_warnings(tasks, examples, subsets, origins),
         ),
         origins=origins,

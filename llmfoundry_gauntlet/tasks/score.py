@@ -85,7 +85,7 @@ FIX_TABLE = 'to_be_fixed_questions.json'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equality:
-    """How two answers to a question are compared, an earlier with a later one, which may be None.
+    """The functions that compare two answers to a question, an earlier with a later one, which may be None.
 
     `equal` is ours, and symmetric; `reference` is that of the reference's consistency rate.
     """

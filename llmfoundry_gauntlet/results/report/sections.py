@@ -377,7 +377,7 @@ def curves(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """What all charts of a section share, so that they can be compared by eye."""
+    """The axes and colors that all charts of a section share, so that they can be compared by eye."""
 
     progress: str  # the field of a row on the horizontal axis: 'token' or 'batch'
     progress_title: str
