@@ -33,10 +33,14 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoModelForCausalLM, PretrainedConfig
-from transformers.modeling_utils import no_init_weights
 
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError, listed
 from llmfoundry_gauntlet.types import TrainingPoint
+
+try:
+    from transformers.initialization import no_init_weights
+except ImportError:  # transformers below 5
+    from transformers.modeling_utils import no_init_weights
 
 READING_ERRORS = (*FOREIGN_ERRORS, UnpicklingError, EOFError, SafetensorError)  # damaged or of another kind
 # Classes of torch 2.7, some of them private: `_StorageInfo` in docs/compatibility.md.

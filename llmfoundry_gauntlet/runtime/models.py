@@ -113,7 +113,7 @@ def check_numbers(config: PretrainedConfig) -> None:
 
     A list is allowed instead of an integer, as some models accept one (eos_token_id), but not instead of a float.
     """
-    if config.has_no_defaults_at_init:  # of transformers below 5 (docs/compatibility.md)
+    if getattr(config, 'has_no_defaults_at_init', False):  # of transformers below 5 (docs/compatibility.md)
         return
     for key, default in type(config)().to_dict().items():
         if isinstance(default, bool) or not isinstance(default, (int, float)):
