@@ -3,8 +3,8 @@
 Models that look up their attention by name (transformers' AttentionInterface) find the engine's under NAME. For other
 models, individual functions are patched: torch's `scaled_dot_product_attention` and the functions that build dense
 masks, `_attn` of GPT-J, CodeGen and GPT-Neo, the forward of MPT's and Bloom's attention, and `attn_fn` in llm-foundry.
-The probe catches models for which this gives wrong numbers. These names are those of transformers 4.51 and 4.53 and of
-llm-foundry 0.22: docs/compatibility.md has what changes in later versions.
+The probe catches models for which this gives wrong numbers. These names are those of transformers 4.53 to 5.24 and of
+llm-foundry 0.22: docs/compatibility.md says which version has which.
 
 ALiBi (arXiv 2108.12409) biases each attention score by the distance between query and key. Softmax is invariant to
 terms shared by all keys of a query, so a bias by head and key position is equivalent, and a model's own table is used.
@@ -123,7 +123,7 @@ def is_own(owner: Any, name: str) -> bool:
 def replacement(model: Any) -> Replacement:
     """Return the changes that make a model use the engine's attention, also under FSDP or PEFT. Raise Unsupported."""
     modules = list(model.modules())
-    if any(getattr(module, '_supports_attention_backend', False) for module in modules):
+    if any(map(looks_up_attention, modules)):
         configs = {id(config): config for config in (model.config, model.config.get_text_config())}
         return Replacement(changes=[(config, SELECTION, NAME) for config in configs.values()], by_name=True)
     changes: list[Change] = [(functional, 'scaled_dot_product_attention', attend_for_torch)]
@@ -135,6 +135,28 @@ def replacement(model: Any) -> Replacement:
         if family in KEY_BIASES and getattr(module, 'use_alibi', getattr(module, 'alibi', True)):
             key_bias, counts_masked = partial(KEY_BIASES[family], module), family in COUNT_MASKED
     return Replacement(changes=changes, by_name=False, key_bias=key_bias, counts_masked=counts_masked)
+
+
+def looks_up_attention(module: torch.nn.Module) -> bool:
+    """Return whether a module looks up its attention by name, in the interface of transformers.
+
+    Whole models say so by a flag, but in transformers 5 StableLM does not: its layers read the table of the interface.
+    Methods that all models inherit read it too.
+    """
+    if isinstance(module, PreTrainedModel):
+        return bool(getattr(module, '_supports_attention_backend', False))
+    return reads(module, 'ALL_ATTENTION_FUNCTIONS')
+
+
+def reads(module: torch.nn.Module, name: str) -> bool:
+    """Return whether a method of a module's class, other than its constructor, names this attribute or global."""
+    methods = [
+        inspect.unwrap(value)
+        for base in type(module).__mro__
+        for method_name, value in vars(base).items()
+        if inspect.isfunction(value) and method_name != '__init__'
+    ]
+    return any(name in method.__code__.co_names for method in methods)
 
 
 def attention_changes(module: Any) -> list[Change]:
@@ -170,9 +192,13 @@ def mask_changes(module: Any) -> list[Change]:
     changes: list[Change] = []
     if hasattr(module, '_update_causal_mask'):
         changes.append((module, '_update_causal_mask', no_mask))
-    if family == 'MptModel':
-        owner = sys.modules[type(module).__module__]
+    # Functions that the module of the family imports; MPT converts what they return.
+    owner = sys.modules[type(module).__module__]
+    if family == 'MptModel' and hasattr(owner, '_prepare_4d_causal_attention_mask'):
         changes.append((owner, '_prepare_4d_causal_attention_mask', smallest_mask))
+    if isinstance(module, PreTrainedModel) and reads(module, 'create_causal_mask'):
+        without = smallest_causal_mask if family == 'MptModel' else no_mask
+        changes.append((owner, 'create_causal_mask', without))
     if family == 'MPTModel':
         if module.rope_impl == 'dail':
             raise Unsupported('rope_impl: dail')
@@ -189,6 +215,11 @@ def no_mask(*_: Any, **__: Any) -> None:
 def smallest_mask(mask: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """Return a mask of one element, in place of a dense one."""
     return mask.new_zeros(1, 1, 1, 1)
+
+
+def smallest_causal_mask(*_: Any, inputs_embeds: torch.Tensor, **__: Any) -> torch.Tensor:
+    """Return a mask of one element, in place of that of `create_causal_mask`."""
+    return inputs_embeds.new_zeros(1, 1, 1, 1)
 
 
 def no_bias_and_mask(*_: Any, **__: Any) -> tuple[None, None]:
@@ -209,18 +240,12 @@ def other_class(module: torch.nn.Module, implementation: str) -> type[torch.nn.M
 def selects_at_each_call(module: torch.nn.Module) -> bool:
     """Return whether a layer reads the attention implementation from its configuration at every call.
 
-    Falcon and GPT-BigCode do since transformers 4.54 (docs/compatibility.md: `co_names`). Whole models read it too, but
-    only to build masks.
+    Falcon does since transformers 4.54 (docs/compatibility.md: `co_names`). Whole models read it too, but only to build
+    masks.
     """
     if isinstance(module, PreTrainedModel) or implementation_of(vars(module).get('config')) is None:
         return False
-    methods = [
-        inspect.unwrap(value)
-        for base in type(module).__mro__
-        for name, value in vars(base).items()
-        if inspect.isfunction(value) and name != '__init__'
-    ]
-    return any(SELECTION in method.__code__.co_names for method in methods)
+    return reads(module, SELECTION)
 
 
 def eager_changes(model: torch.nn.Module) -> list[Change]:
@@ -311,14 +336,16 @@ def attend_for_gpt_neo(
     return output.transpose(1, 2), None
 
 
-def attend_for_mpt(module: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None, None]:
-    """Replace the forward of transformers' MptAttention."""
+def attend_for_mpt(module: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor | None, ...]:
+    """Replace the forward of transformers' MptAttention, which below 4.54 also returns its keys and values."""
     projected = module.Wqkv(hidden_states)
     if module.clip_qkv:
         projected = projected.clamp(min=-module.clip_qkv, max=module.clip_qkv)
     query, key, value = (heads_of(states, module.n_heads) for states in projected.chunk(3, dim=2))
     output = attend(query, key, value, scaling=module.softmax_scale)
-    return module.out_proj(output.flatten(2)), None, None
+    projected_output = module.out_proj(output.flatten(2))
+    returns_states = 'past_key_value' in inspect.signature(type(module).forward).parameters
+    return (projected_output, None, None) if returns_states else (projected_output, None)
 
 
 def attend_for_bloom(

@@ -187,9 +187,11 @@ class DecodingModel:
         arguments: dict[str, Any] = {'input_ids': self._ids(tokens), 'attention_mask': mask}
         if self.language_model.takes_positions and positions is not None:
             arguments['position_ids'] = self._ids(positions)
+        if cache is not None:
+            arguments[self.language_model.cache_argument] = cache
         model = self.language_model.model
         with picking(output_layer(model), pick) as made:
-            logits = logits_of(model(**arguments, use_cache=cache is not None, past_key_values=cache))
+            logits = logits_of(model(**arguments, use_cache=cache is not None))
         self.rounding = rounding_of(made[0] if made else logits)
         return (logits if made else pick(logits)).float()
 

@@ -32,7 +32,8 @@ class KVCache(Cache):
     is_compileable = False
 
     def __init__(self, num_slots: int, *, longest_context: int, device: torch.device) -> None:
-        Cache.__init__(self)  # not super(): untyped_calls_exclude of mypy overlooks that
+        # transformers' own constructor is not called: its arguments differ between versions, and so does what it sets.
+        self.layers: list[Any] = []  # of transformers' caches; this one has none
         self.longest_context = longest_context
         self.mask = torch.zeros(num_slots, longest_context + GROWTH, dtype=torch.bool, device=device)
         self.column = longest_context
@@ -49,10 +50,10 @@ class KVCache(Cache):
         """Return the size of a token's keys and values in all layers, once a forward has shown it."""
         return sum(buffer.shape[1] * buffer.shape[3] * buffer.itemsize for buffer in self._all_buffers())
 
-    # The interface of transformers' Cache, which changes after 4.53 (docs/compatibility.md).
+    # The interface of transformers' Cache, from 4.53 to 5.24 (docs/compatibility.md).
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, cache_kwargs: Any = None
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values, [slots, heads, new columns, width]; return those that the slots attend to."""
         keys, values = self._buffers(layer_idx, key_states, value_states)
@@ -66,13 +67,21 @@ class KVCache(Cache):
         """Return the number of columns before those that the forward writes."""
         return 0 if self.is_prompt else self._columns.start
 
-    def get_mask_sizes(self, cache_position: torch.Tensor, layer_idx: int) -> tuple[int, int]:
-        """Return the number of columns in attention, and the first of them."""
-        return (len(cache_position) if self.is_prompt else self.mask.shape[1]), 0
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Return the column of the first query; called from transformers 5 on."""
+        return self.get_seq_length(layer_idx)
 
-    def get_max_cache_shape(self) -> int | None:
-        """Return None: buffers grow without limit."""
-        return None
+    def get_mask_sizes(self, query: torch.Tensor | int, layer_idx: int) -> tuple[int, int]:
+        """Return the number of columns in attention, and the first of them.
+
+        `query` is the number of tokens in the forward, or their positions (transformers below 5).
+        """
+        num_new = query if isinstance(query, int) else len(query)
+        return (num_new if self.is_prompt else self.mask.shape[1]), 0
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        """Return -1, which stands for buffers that grow without limit."""
+        return -1
 
     def __len__(self) -> int:
         return len(self._layers)

@@ -96,6 +96,12 @@ class CausalLanguageModel:
         parameters = inspect.signature(unwrapped(self.model).forward).parameters
         return 'position_ids' in parameters or self.engine_attention.by_name
 
+    @cached_property
+    def cache_argument(self) -> str:
+        """Return the name of the argument that takes a KV cache: `cache` since transformers 5.24."""
+        parameters = inspect.signature(unwrapped(self.model).forward).parameters
+        return 'cache' if 'cache' in parameters else 'past_key_values'
+
     @property
     def vocabulary(self) -> int:
         """Return the size of the model's vocabulary."""
