@@ -34,6 +34,7 @@ PATCHES_OF_TORCH_CUDA = {
     'is_available': lambda: True,
     'current_device': lambda: 0,
     'device_count': lambda: 1,
+    'get_device_capability': lambda *_: (8, 0),
     'empty_cache': lambda: None,
     'is_bf16_supported': lambda *_, **__: True,
 }
@@ -60,6 +61,7 @@ NO_KERNELS = {  # operators that touch no data, besides views
 KERNELS = {'nonzero': 4, 'masked_select': 5, 'sort': 4, 'topk': 2, 'cumsum': 2, '_unique2': 6}  # others have one
 WAITS = {'_local_scalar_dense', 'nonzero', 'masked_select', 'equal', '_unique2', 'unique_consecutive', 'bincount'}
 INDEXED = {'index', 'index_put', 'index_put_', '_unsafe_index', '_index_put_impl_'}
+FLASH_BACKEND = 1  # torch.nn.attention.SDPBackend
 LOWER_RIGHT = 2  # torch.nn.attention.bias.CausalVariant
 
 GUARD = """
@@ -73,7 +75,10 @@ extern "C" void set_guard() {
 
 @functools.cache
 def set_device_guard() -> None:
-    """Keep C++ from asking the driver for the current device. Torch 2.8 has `_ensureCUDADeviceGuardSet` for this."""
+    """Keep C++ from asking the driver for the current device; below torch 2.8 by compiled code."""
+    if hasattr(torch._C, '_ensureCUDADeviceGuardSet'):
+        torch._C._ensureCUDADeviceGuardSet()
+        return
     torch_folder = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / 'guard.cpp', Path(folder) / 'guard.so'
@@ -227,7 +232,7 @@ class FakeCuda:
         cpu_args, cpu_kwargs = pytree.tree_unflatten([plain(leaf) for leaf in leaves], structure)
         if 'device' in cpu_kwargs:
             cpu_kwargs['device'] = CPU
-        compute = VARLEN.get(name, func)
+        compute = COMPUTED_HERE.get(name, func)
         result = compute(*cpu_args, **cpu_kwargs)
         self.count(func, name)
 
@@ -321,6 +326,37 @@ def flash(q, k, v, bounds, key_bounds, longest, longest_key, dropout, causal, de
     return output, nothing, nothing, nothing, nothing
 
 
+def public_flash(
+    q,
+    k,
+    v,
+    bounds,
+    key_bounds,
+    longest,
+    longest_key,
+    causal=False,
+    scale=None,
+    window_size=(-1, -1),
+    gqa=False,
+    seqused_k=None,
+    block_table=None,
+    num_splits=None,
+    backend=FLASH_BACKEND,
+):
+    """torch_attn::_varlen_attn of torch 2.15, which `torch.nn.attention.varlen.varlen_attn` calls."""
+    assert gqa or q.shape[1] == k.shape[1]
+    assert backend == FLASH_BACKEND  # cuDNN aligns masks of packed sequences otherwise
+    assert [seqused_k, block_table, num_splits] == [None, None, None]
+    left, right = window_size
+    assert right == 0
+    assert causal == (left == -1)
+
+    lengths = (bounds, key_bounds, longest, longest_key)
+    output, *_ = flash(q, k, v, *lengths, 0.0, True, False, scale=scale, window_size_left=left)
+    nothing = torch.empty(0)  # in place of what only a backward pass needs
+    return output, nothing, nothing
+
+
 def efficient(
     q, k, v, bias, bounds, key_bounds, longest, longest_key, dropout, mask_type, *, scale=None, window_size=0
 ):
@@ -338,7 +374,17 @@ def efficient(
     return output[None], nothing, nothing, nothing, longest, longest_key
 
 
-VARLEN = {'_flash_attention_forward': flash, '_efficient_attention_forward': efficient}
+def histogram(values, bins=100, min=0, max=0):
+    """aten::histc, which counts integers on a GPU only: transformers 5 counts the tokens of each expert with it."""
+    return torch.histc(values.float(), bins, min, max).to(values.dtype)
+
+
+COMPUTED_HERE = {
+    '_flash_attention_forward': flash,
+    '_varlen_attn': public_flash,
+    '_efficient_attention_forward': efficient,
+    'histc': histogram,
+}
 
 
 def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):

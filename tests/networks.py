@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers as hf
+from packaging.version import Version
 from torch._dynamo.testing import CompileCounter
 
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch
@@ -18,6 +19,7 @@ from llmfoundry_gauntlet.types import ItemKey, ScoreOutput, ScoreRequest
 VOCABULARY = 100
 WINDOW = 8
 CPU = torch.device('cpu')
+IS_TRANSFORMERS_5 = Version(hf.__version__).major >= 5
 
 # Weights so large that every token depends on its context.
 SIZES = {
@@ -120,12 +122,14 @@ IN_PADDED_ROWS = {
         'Mamba', hidden_size=32, num_hidden_layers=2, vocab_size=VOCABULARY, state_size=4, initializer_range=0.3
     )
 }
-EAGER_ALONE = ('gptj', 'gpt_neo', 'mpt', 'bloom', 'mamba')  # families that transformers 4.53 has no sdpa for
+# Families without sdpa. transformers 5 has none for Gemma 2, as it leaves out the cap on attention scores.
+EAGER_ALONE = ('gptj', 'gpt_neo', 'mpt', 'bloom', 'mamba', *(['gemma2'] if IS_TRANSFORMERS_5 else []))
 FAMILIES = {**IN_STREAM, **IN_PADDED_ROWS}
 LOADED_AS = [
     *[(name, 'eager') for name in FAMILIES],
     *[(name, 'sdpa') for name in FAMILIES if name not in EAGER_ALONE],
 ]
+OFF_AS_SDPA = ('falcon, alibi', *([] if IS_TRANSFORMERS_5 else ['gemma2']))  # other scores than with eager attention
 LAYOUT_OF = {**dict.fromkeys(IN_STREAM, STREAM), **dict.fromkeys(IN_PADDED_ROWS, PADDED_ROWS)}
 
 

@@ -31,6 +31,28 @@ SELECTION = '_attn_implementation'  # the key of transformers' configurations th
 EAGER = 'eager'
 FLAGS = ('_use_sdpa', '_use_flash_attention_2')  # of attention modules
 UNLIMITED = 1 << 30  # tokens of a stream
+# Arguments that models of transformers 4.53 to 5.24 give to their attention and that change nothing in an evaluation.
+WITHOUT_EFFECT = frozenset(
+    {
+        'dropout',  # 0 outside of training
+        'deterministic',  # of flash attention's gradients
+        'is_causal',  # whether the model built no mask; a model that attends to later tokens fails the probe
+        # Positions are in the queries and keys already; flash attention finds packed rows by them.
+        'position_ids',
+        'cache_position',
+        # Of packed rows, which the engine lays out itself.
+        'cu_seq_lens_q',
+        'cu_seq_lens_k',
+        'max_length_q',
+        'max_length_k',
+        # What the model returns.
+        'output_attentions',
+        'output_hidden_states',
+        'output_router_logits',
+        'return_dict',
+        'use_cache',
+    }
+)
 
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its temporary value
 KeyBias = Callable[[int, torch.Tensor], torch.Tensor]  # length and a query: biases [heads, length] by position
@@ -296,9 +318,12 @@ def attend_by_name(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **_: Any,
+    **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Implement transformers' AttentionInterface; further arguments are ignored."""
+    """Implement transformers' AttentionInterface. Raise Unsupported for an argument that may change attention."""
+    for name, argument in more.items():
+        if argument is not None and name not in WITHOUT_EFFECT:
+            raise Unsupported(name)
     return attend(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap), None
 
 

@@ -13,6 +13,7 @@ against the overhead of calls; small trees may share a call under a mask.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,14 @@ from torch.nn.attention.bias import CausalVariant
 from llmfoundry_gauntlet.engine.attention import KeyBias, to_device, torch_attention
 from llmfoundry_gauntlet.engine.trees import Stream
 from llmfoundry_gauntlet.types import Ints
+
+# Flash attention for packed sequences; before torch 2.15 it takes no groups of heads, or does not exist.
+try:
+    from torch.nn.attention.varlen import varlen_attn  # type: ignore[import-not-found]
+except ImportError:
+    HAS_PUBLIC_FLASH = False
+else:
+    HAS_PUBLIC_FLASH = 'enable_gqa' in inspect.signature(varlen_attn).parameters
 
 # Calls under masks.
 MAX_QUERIES = 512  # per mask
@@ -431,15 +440,19 @@ def attend_call(
 def call_kernel(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: PackedCall, scale: float, window: int | None
 ) -> torch.Tensor:
-    """Call torch's variable-length kernel, as its attention for nested tensors does (torch 2.6 and 2.7).
+    """Call a variable-length kernel of torch: flash attention in half precision, memory-efficient attention otherwise.
 
-    Flash attention in half precision, memory-efficient attention otherwise. Both align causal masks with the last key.
-    The operators are private: `_flash_attention_forward` in docs/compatibility.md.
+    Both align causal masks with the last key. Below torch 2.15 flash attention is a private operator, as
+    memory-efficient attention is in all versions: `_flash_attention_forward` in docs/compatibility.md.
     """
     lengths = (call.bounds, call.key_bounds, call.longest, call.longest_key)
     output: torch.Tensor
     if queries.dtype in (torch.float16, torch.bfloat16) and queries.shape[-1] <= MAX_FLASH_WIDTH:
         keys_to_the_left = None if window is None else window - 1
+        if HAS_PUBLIC_FLASH:
+            left = -1 if keys_to_the_left is None else keys_to_the_left
+            output = varlen_attn(queries, keys, values, *lengths, scale=scale, window_size=(left, 0), enable_gqa=True)
+            return output
         output = torch.ops.aten._flash_attention_forward(
             queries,
             keys,

@@ -38,7 +38,7 @@ from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError, listed
 from llmfoundry_gauntlet.types import TrainingPoint
 
 try:
-    from transformers.initialization import no_init_weights
+    from transformers.initialization import no_init_weights  # type: ignore[import-not-found]
 except ImportError:  # transformers below 5
     from transformers.modeling_utils import no_init_weights
 

@@ -22,13 +22,18 @@ from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.probe import probe
+from llmfoundry_gauntlet.engine.tree_attention import HAS_PUBLIC_FLASH
 from llmfoundry_gauntlet.types import GenerateRequest, Sampling
 
-pytestmark = pytest.mark.skipif(shutil.which('g++') is None, reason='the stand-in for a GPU needs g++')
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch._C, '_ensureCUDADeviceGuardSet') and shutil.which('g++') is None,
+    reason='below torch 2.8 the stand-in for a GPU needs g++',
+)
 
 FP32, BF16, AMP_BF16 = 'fp32', 'bf16', 'amp_bf16'
 PRECISIONS = [FP32, BF16, AMP_BF16]
 SAMPLING = Sampling(temperature=1.0, top_p=0.9)
+FLASH = '_varlen_attn' if HAS_PUBLIC_FLASH else '_flash_attention_forward'
 MOST_WAITS = 4  # of the host, in a batch or a step of generation
 FAMILIES = [(name, precision) for name in networks.FAMILIES for precision in PRECISIONS]
 
@@ -188,8 +193,8 @@ def test_a_layer_launches_few_kernels(name: str, precision: str):
     ('precision', 'kernel'),
     [
         (FP32, '_efficient_attention_forward'),
-        (BF16, '_flash_attention_forward'),
-        (AMP_BF16, '_flash_attention_forward'),
+        (BF16, FLASH),
+        (AMP_BF16, FLASH),
     ],
 )
 @pytest.mark.parametrize('num_layers', [2, 3])
@@ -198,3 +203,31 @@ def test_a_layer_calls_one_kernel_of_attention(name: str, precision: str, kernel
     kernels = kernels_of_a_batch(name, precision, num_layers)
 
     assert kernels[kernel] == num_layers
+
+
+@pytest.mark.parametrize(
+    ('operator', 'arguments'),
+    [
+        (
+            '_flash_attention_forward',
+            'query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask scale '
+            'window_size_left',
+        ),
+        (
+            '_efficient_attention_forward',
+            'query key value bias cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p custom_mask_type '
+            'scale window_size',
+        ),
+    ],
+)
+def test_private_operators_of_torch_have_the_arguments_that_they_are_given(operator: str, arguments: str):
+    """In the order in which they are given; what a version adds has a default."""
+    schema = getattr(torch.ops.aten, operator).default._schema
+    given = arguments.split()
+
+    names = [argument.name for argument in schema.arguments]
+    assert [name for name in names if name in given] == given
+    by_position = [name for name in given if name not in ('scale', 'window_size_left', 'window_size')]
+    assert names[: len(by_position)] == by_position
+    optional = [argument.has_default_value() for argument in schema.arguments if argument.name not in given]
+    assert all(optional), names
