@@ -31,6 +31,7 @@ class ModelSettings:
     * `revision`: the branch, tag or commit of a model on the hub.
     * `adapter`: the folder or name of a PEFT adapter, which is merged into the weights.
     * `dtype`: the type of the weights in memory: float32, bfloat16 or float16.
+    * `device_map`: 'auto' or a mapping of modules to devices, for a model that is larger than one GPU (accelerate).
     * `trust_remote_code`: allow Python code in the folders of the model and its tokenizer to run.
     """
 
@@ -41,6 +42,7 @@ class ModelSettings:
     revision: str | None = None
     adapter: str | None = None
     dtype: str = 'float32'
+    device_map: Any = None
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:

@@ -1,21 +1,17 @@
-"""Read checkpoints without executing code from them, and copy weights into a model with little memory.
+"""Read checkpoints without executing code from them.
 
 Formats: Composer checkpoints, in one file or sharded, and the weights in Hugging Face folders.
 """
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
-import mmap
 import pickle
-import re
-import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -32,15 +28,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError, listed
 from llmfoundry_gauntlet.types import TrainingPoint
-
-try:
-    from transformers.initialization import no_init_weights  # type: ignore[import-not-found]
-except ImportError:  # transformers below 5
-    from transformers.modeling_utils import no_init_weights
 
 READING_ERRORS = (*FOREIGN_ERRORS, UnpicklingError, EOFError, SafetensorError)  # damaged or of another kind
 # Classes of torch 2.7, some of them private: `_StorageInfo` in docs/compatibility.md.
@@ -62,9 +53,7 @@ OF_METADATA = {
     ),
     'torch.distributed._shard.sharded_tensor.metadata': ('TensorProperties', 'MEM_FORMAT_ENCODING'),  # torch 2.2
 }
-PIECE_BYTES = 1 << 24
 MAX_MESSAGE = 300
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 METADATA = '.metadata'  # of a sharded checkpoint
 CONFIG = 'config.json'  # of a Hugging Face folder
 SHARD = '.distcp'
@@ -170,154 +159,6 @@ class InertPlanner(DefaultLoadPlanner):
         self.state_dict[read_item.dest_index.fqn] = load_inert(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The stored tensors of a model by name, memory-mapped; on the meta device (without data) with `load_into`.
-
-    `load_into` reads stored tensors into the given ones of the same names and shapes, cast to their dtype and device.
-    """
-
-    tensors: Mapping[str, torch.Tensor]
-    load_into: Callable[[Mapping[str, torch.Tensor]], None] | None = None
-
-
-def load_network(
-    name: str,
-    config: PretrainedConfig,
-    weights: Weights,
-    device: torch.device,
-    *,
-    dtype: torch.dtype,
-    trust_remote_code: bool,
-) -> Any:
-    """Build the causal language model of a configuration on a device and load its weights; none requires grad.
-
-    Every weight must be stored with the right shape, or be tied to one that is. On the meta device, which has shapes
-    alone, nothing is loaded. Raise ModelError.
-    """
-    is_meta = device.type == 'meta'
-    if getattr(config, 'quantization_config', None) is not None:
-        raise ModelError(f'{name}: has quantised weights; allowed: float32, bfloat16, float16, float64')
-    source = place_of_config(config) or name
-    with (
-        model_errors(f'{source}: no model can be built from the configuration ({config.model_type})'),
-        no_init_weights(),
-        device if is_meta else nullcontext(),  # unwritten memory is not allocated yet
-    ):
-        network = AutoModelForCausalLM.from_config(config, torch_dtype=dtype, trust_remote_code=trust_remote_code)
-    network.tie_weights()
-    network.to(device).eval().requires_grad_(False)
-    if is_meta:
-        return network
-    stored_names = stored_names_of(network, weights.tensors)
-    check_names(name, network, stored_names)
-    targets = {  # the network's tensors by their stored names
-        stored_names[own]: target for own, target in network.state_dict().items() if own in stored_names
-    }
-    check_tensors(name, {stored: (weights.tensors[stored], target) for stored, target in targets.items()})
-    wanted = {stored: targets[stored] for stored in first_of_tied(targets)}
-    if weights.load_into is not None:
-        weights.load_into(wanted)
-    else:
-        for stored, target in wanted.items():
-            copy_mapped(weights.tensors[stored], target)
-    return network
-
-
-def identity(tensor: torch.Tensor) -> tuple[int, torch.Size]:
-    """Return the address and shape of a tensor, which tied weights share."""
-    return tensor.data_ptr(), tensor.shape
-
-
-def first_of_tied(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors, only the first of each group of tied ones."""
-    firsts: dict[tuple[int, torch.Size], str] = {}
-    for name, tensor in tensors.items():
-        firsts.setdefault(identity(tensor), name)
-    return list(firsts.values())
-
-
-def stored_names_of(network: Any, stored: Collection[str]) -> dict[str, str]:
-    """Map the network's name of each weight to its stored name; legacy and unprefixed names as in transformers."""
-    prefix = network.base_model_prefix
-    has_prefix = any(name.startswith(prefix) for name in stored)
-    lacks_prefix = hasattr(network, prefix) and not has_prefix  # the weights of a model without its head
-    # Private in transformers 4.53 and gone in 5: `_get_key_renaming_mapping` in docs/compatibility.md.
-    own_names = network._get_key_renaming_mapping(list(stored), None, False, lacks_prefix)
-    return {own: name for name, own in own_names.items()}
-
-
-def check_names(name: str, network: Any, stored_names: Mapping[str, str]) -> None:
-    """Raise ModelError if any weight is missing or unknown; `stored_names` is the result of `stored_names_of`."""
-    targets = network.state_dict()
-    buffers = dict(network.named_buffers())
-
-    # A weight that is tied to a stored one is not missing, nor is a buffer that need not be stored.
-    stored_tensors = {identity(targets[own]) for own in stored_names if own in targets}
-    lacking = {own: target for own, target in targets.items() if identity(target) not in stored_tensors}
-    optional = '|'.join(network._keys_to_ignore_on_load_missing or ()) or '$^'
-    missing = [own for own in first_of_tied(lacking) if own not in buffers or not re.search(optional, own)]
-
-    ignored = '|'.join([*(network._keys_to_ignore_on_load_unexpected or ()), r'rotary_emb\.inv_freq'])
-    foreign = {own: stored for own, stored in stored_names.items() if own not in targets and own not in buffers}
-    unknown = [stored for own, stored in foreign.items() if not re.search(ignored, own)]
-
-    if missing or unknown:
-        raise ModelError(
-            f'{name}: the weights do not match the configuration, which is of {network.config.model_type}: '
-            f'{counted(missing)} missing, {counted(unknown)} unknown; give the configuration that they were trained '
-            'with (--model-config)'
-        )
-
-
-def check_tensors(name: str, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Raise ModelError unless stored tensors have the network's shapes and FLOATS types; pairs are (stored, target)."""
-    shapes, types = [], []
-    for key, (stored, target) in pairs.items():
-        if stored.shape != target.shape:
-            shapes.append(f'{key} is {list(stored.shape)} in the file and {list(target.shape)} in the model')
-        if target.is_floating_point() and stored.dtype not in FLOATS:
-            types.append(f'{key} is {str(stored.dtype).removeprefix("torch.")}')
-    if shapes:
-        raise ModelError(
-            f'{name}: the weights do not match the configuration: {listed(shapes)}; give the configuration '
-            'that they were trained with (--model-config)'
-        )
-    if types:
-        allowed = 'float32, bfloat16, float16, float64'
-        raise ModelError(f'{name}: the weights cannot be read: {listed(types)}; allowed: {allowed}')
-
-
-def counted(names: Collection[str]) -> str:
-    """Return the number of names and the first five."""
-    return f'{len(names)} ({listed(sorted(names))})' if names else 'none'
-
-
-def copy_mapped(stored: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a memory-mapped tensor in pieces, releasing the pages of each piece on Linux.
-
-    Otherwise mapped pages count as resident memory until the file is unmapped. Released pages are reread when used.
-    """
-    if not stored.is_contiguous() or sys.platform != 'linux':
-        target.copy_(stored)
-        return
-    num_elements = PIECE_BYTES // stored.element_size()
-    pieces = zip(stored.view(-1).split(num_elements), target.view(-1).split(num_elements), strict=True)
-    for piece, target_piece in pieces:
-        target_piece.copy_(piece)
-        release_pages(piece)
-
-
-def release_pages(mapped: torch.Tensor) -> None:
-    """Release the pages of memory that a memory-mapped tensor fills alone; they are reread when used."""
-    start, end = mapped.data_ptr(), mapped.data_ptr() + mapped.nbytes
-    first_page = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE  # rounded up
-    last_page = end // mmap.PAGESIZE * mmap.PAGESIZE
-    if last_page > first_page:
-        num_bytes = ctypes.c_size_t(last_page - first_page)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first_page), num_bytes, mmap.MADV_DONTNEED)
-
-
 @contextmanager
 def model_errors(message: str, advice: str = '') -> Iterator[None]:
     """Raise errors of other code as a ModelError with this message, the reason and advice."""
@@ -348,10 +189,21 @@ def place_of_config(config: PretrainedConfig) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointContent:
-    """The model in a Composer checkpoint; `huggingface` is the state stored by its HuggingFaceModel."""
+class StoredWeights:
+    """The stored tensors of a model by name; `is_mapped` if they are pages of a file, read when they are used."""
 
-    weights: Weights
+    tensors: Mapping[str, torch.Tensor]
+    is_mapped: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointContent:
+    """The model in a Composer checkpoint; `huggingface` is the state stored by its HuggingFaceModel.
+
+    `read_weights` raises ModelError.
+    """
+
+    read_weights: Callable[[], StoredWeights]
     huggingface: Mapping[str, Any] | None
     training: TrainingPoint | None
 
@@ -373,7 +225,7 @@ def read_file(path: Path) -> CheckpointContent:
         name.removeprefix(PREFIX): value for name, value in state['model'].items() if isinstance(value, torch.Tensor)
     }
     return CheckpointContent(
-        weights=Weights(tensors),
+        read_weights=lambda: StoredWeights(tensors=tensors, is_mapped=True),
         huggingface=huggingface_of(state),
         training=training_of(path, state.get('timestamp')),
     )
@@ -431,20 +283,21 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
     metadata = metadata_of(path)
     keys_of_entry = {name: tuple(keys) for name, keys in (metadata.planner_data or {}).items()}
 
-    # The tensors of the model, without data, and the entries that hold them.
-    tensors: dict[str, torch.Tensor] = {}
-    entry_of_tensor: dict[str, str] = {}
-    for entry, stored in metadata.state_dict_metadata.items():
-        if isinstance(stored, TensorStorageMetadata) and keys_of_entry.get(entry, ())[:2] == OF_MODEL:
-            name = str(keys_of_entry[entry][2]).removeprefix(PREFIX)
-            tensors[name] = torch.empty(stored.size, dtype=stored.properties.dtype, device='meta')
-            entry_of_tensor[name] = entry
-    if not tensors:
+    # The entries of the model's tensors.
+    of_model = {
+        entry: stored
+        for entry, stored in metadata.state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata) and keys_of_entry.get(entry, ())[:2] == OF_MODEL
+    }
+    if not of_model:
         raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
     check_shards(path, metadata)
 
-    def load_into(targets: Mapping[str, torch.Tensor]) -> None:
-        load_distributed(path, {entry_of_tensor[name]: target for name, target in targets.items()})
+    def read_weights() -> StoredWeights:
+        tensors = {entry: torch.empty(of.size, dtype=of.properties.dtype) for entry, of in of_model.items()}
+        load_distributed(path, tensors)
+        named = {str(keys_of_entry[entry][2]).removeprefix(PREFIX): tensor for entry, tensor in tensors.items()}
+        return StoredWeights(tensors=named, is_mapped=False)
 
     # Everything else that is read: the time, and the configuration and tokenizer.
     of_tokenizer = (*OF_HUGGINGFACE, 'tokenizer')
@@ -456,7 +309,7 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
     load_distributed(path, values)
     state: Any = unflatten_state_dict(values, keys_of_entry).get('state', {})
     return CheckpointContent(
-        weights=Weights(tensors, load_into),
+        read_weights=read_weights,
         huggingface=huggingface_of(state),
         training=training_of(path, state.get('timestamp')),
     )
@@ -509,13 +362,13 @@ def load_distributed(path: Path, values: dict[str, Any]) -> None:
             raise ModelError(f'{path}: cannot be read: {listed(reasons)}; {READ_AGAIN}') from error
 
 
-def read_folder(path: Path) -> Weights:
+def read_folder(path: Path) -> StoredWeights:
     """Read the weights of a Hugging Face folder, memory-mapped from one or several files. Raise ModelError."""
     for name in WEIGHTS:
         if (path / f'{name}.index.json').is_file():
-            return Weights(read_shards(path / f'{name}.index.json'))
+            return StoredWeights(tensors=read_shards(path / f'{name}.index.json'), is_mapped=True)
         if (path / name).is_file():
-            return Weights(read_tensors(path / name))
+            return StoredWeights(tensors=read_tensors(path / name), is_mapped=True)
     allowed = ', '.join(f'{name}, {name}.index.json' for name in WEIGHTS)
     raise ModelError(f'{path}: has no weights; allowed: {allowed}')
 

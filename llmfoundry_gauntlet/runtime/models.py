@@ -24,9 +24,7 @@ from llmfoundry_gauntlet.runtime.checkpoint_folders import downloaded, named_as,
 from llmfoundry_gauntlet.runtime.checkpoints import (
     CONFIG,
     CheckpointContent,
-    Weights,
     is_sharded_checkpoint,
-    load_network,
     model_errors,
     place_of_config,
     read_file,
@@ -34,6 +32,7 @@ from llmfoundry_gauntlet.runtime.checkpoints import (
     read_sharded,
     reason_of,
 )
+from llmfoundry_gauntlet.runtime.loading import ReadWeights, load_network
 from llmfoundry_gauntlet.types import TrainingPoint
 
 GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'
@@ -175,6 +174,8 @@ def open_local(path: Path, settings: ModelSettings) -> ModelSource:
         return open_checkpoint(path, read_file(path), settings)
     if is_sharded_checkpoint(path):
         return open_checkpoint(path, read_sharded(path, wants_tokenizer=settings.tokenizer is None), settings)
+    if not (path / CONFIG).is_file() and (path / ADAPTER_CONFIG).is_file():
+        raise ModelError(f'{settings.model}: is a PEFT adapter; give its base as --model and this as --adapter')
     if not (path / CONFIG).is_file():
         inside = [*path.glob('*'), *path.glob('*/*')]
         names = [file.relative_to(path).as_posix() for file in inside if file.is_file()]
@@ -194,23 +195,24 @@ def load_folder(folder: Path, config: PretrainedConfig, settings: ModelSettings,
     if is_from_hub(folder, settings.model):
         download_weights(settings.model, folder)
     generation = load_generation_config(folder)
-    network = load_weights(str(folder), config, read_folder(folder), settings, device)
+    network = load_weights(str(folder), config, partial(read_folder, folder), settings, device)
     if generation is not None and network.can_generate():
         network.generation_config = generation
     return network
 
 
 def load_weights(
-    name: str, config: PretrainedConfig, weights: Weights, settings: ModelSettings, device: torch.device
+    name: str, config: PretrainedConfig, read_weights: ReadWeights, settings: ModelSettings, device: torch.device
 ) -> Any:
     """Build the model of a configuration, load its weights and merge its adapter. Raise ModelError."""
     network = load_network(
         name,
         config,
-        weights,
+        read_weights,
         device,
         dtype=getattr(torch, settings.dtype),
         trust_remote_code=settings.trust_remote_code,
+        device_map=settings.device_map,
     )
     if settings.adapter is None or device.type == 'meta':  # without weights there is nothing to merge into
         return network
@@ -245,7 +247,7 @@ def open_checkpoint(path: Path, checkpoint: CheckpointContent, settings: ModelSe
         settings=settings,
         config=config,
         tokenizer=tokenizer,
-        load=partial(load_weights, str(path), config, checkpoint.weights, settings),
+        load=partial(load_weights, str(path), config, checkpoint.read_weights, settings),
         training=checkpoint.training,
     )
 

@@ -1,0 +1,185 @@
+"""Load the weights of a causal language model with transformers, and check that every one of them was stored.
+
+transformers renames stored weights, joins those of experts, ties and casts them, in each of its versions. A weight that
+is missing, unknown or of another shape is an error here, where transformers draws a random one or ignores it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from packaging.version import Version
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.utils import logging as transformers_logging
+
+from llmfoundry_gauntlet.errors import ModelError, listed
+from llmfoundry_gauntlet.runtime.checkpoints import StoredWeights, model_errors, place_of_config
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# What wrappers add to the names of a model's weights: DataParallel in front, torch.compile and FSDP anywhere.
+OUTER_WRAPPER = 'module.'
+WRAPPERS = re.compile(r'\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
+OF_ADAPTER = re.compile(r'\.(?:lora_[A-Z]\w*|base_layer|modules_to_save|original_module)\.')
+# `dtype` was named `torch_dtype` before transformers 4.56 (docs/compatibility.md).
+DTYPE = 'dtype' if Version(transformers.__version__) >= Version('4.56') else 'torch_dtype'
+OTHER_CONFIG = 'give the configuration that they were trained with (--model-config)'
+
+ReadWeights = Callable[[], StoredWeights]
+CORRUPTED = 'state dictionary of the model you are trying to load is corrupted'  # of transformers below 5
+
+
+def load_network(
+    name: str,
+    config: PretrainedConfig,
+    read_weights: ReadWeights,
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    device_map: Any = None,
+) -> Any:
+    """Build the causal language model of a configuration and load its weights on a device; none requires grad.
+
+    Every weight must be stored with the right shape, or be tied to one that is. On the meta device, which has shapes
+    alone, nothing is loaded. With `device_map` the layers are placed as it says, on several devices, by accelerate.
+    Raise ModelError.
+    """
+    if getattr(config, 'quantization_config', None) is not None:
+        raise ModelError(f'{name}: has quantised weights; allowed: float32, bfloat16, float16, float64')
+    empty = empty_network(name, config, dtype=dtype, trust_remote_code=trust_remote_code)
+    if device.type == 'meta':
+        return empty
+    stored = read_weights()
+    weights = without_wrappers(stored.tensors)
+    check_no_adapter(name, weights)
+    check_types(name, empty, weights)
+    with model_errors(f'{name}: the weights cannot be loaded'), quiet():
+        try:
+            network, report = type(empty).from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(weights),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report
+                device_map=device_map,
+                **{DTYPE: dtype},
+            )
+        except ValueError as error:
+            if CORRUPTED not in str(error):
+                raise
+            # So it says when names of another architecture have this one's prefix.
+            own = dict(empty.named_parameters())
+            raise mismatch(name, config, sorted(own.keys() - weights), sorted(weights.keys() - own)) from error
+    check_report(name, network, report, weights)
+    if stored.is_mapped:
+        copy_shared(network, weights.values())
+    if device_map is None:
+        network.to(device)
+    return network.eval().requires_grad_(False)
+
+
+def empty_network(name: str, config: PretrainedConfig, *, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """Return the model of a configuration on the meta device: shapes without weights. Raise ModelError."""
+    source = place_of_config(config) or name
+    with (
+        model_errors(f'{source}: no model can be built from the configuration ({config.model_type})'),
+        torch.device('meta'),
+    ):
+        network = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, **{DTYPE: dtype})
+        network.tie_weights()
+    return network.eval().requires_grad_(False)
+
+
+def without_wrappers(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return weights by the names that they have in the model alone, not in DDP, FSDP or a compiled model."""
+    is_wrapped = all(name.startswith(OUTER_WRAPPER) for name in weights)
+    outer = OUTER_WRAPPER if is_wrapped else ''
+    return {WRAPPERS.sub('', name.removeprefix(outer)): tensor for name, tensor in weights.items()}
+
+
+def check_no_adapter(name: str, weights: Collection[str]) -> None:
+    """Raise ModelError if weights are those of a PEFT adapter, or of a model with one inside."""
+    of_adapter = [weight for weight in weights if OF_ADAPTER.search(weight)]
+    if of_adapter:
+        raise ModelError(
+            f'{name}: has the weights of a PEFT adapter ({listed(of_adapter)}); merge it into the model before it is '
+            'saved (merge_and_unload), or save the adapter with save_pretrained and give its base as --model and its '
+            'folder as --adapter'
+        )
+
+
+def check_types(name: str, empty: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raise ModelError if stored weights are integers: quantised ones would be cast, and be other numbers."""
+    floating = {own for own, tensor in empty.state_dict().items() if tensor.is_floating_point()}
+    integers = {
+        stored: tensor.dtype
+        for stored, tensor in weights.items()
+        if tensor.dtype not in FLOATS and (stored in floating or stored.endswith('.weight'))
+    }
+    if integers:
+        found = listed([f'{stored} is {str(dtype).removeprefix("torch.")}' for stored, dtype in integers.items()])
+        allowed = 'float32, bfloat16, float16, float64'
+        raise ModelError(f'{name}: the weights cannot be read: {found}; allowed: {allowed}')
+
+
+def check_report(name: str, network: Any, report: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> None:
+    """Raise ModelError if transformers' report on loading has anything but weights that it found and used."""
+    missing, unknown = report['missing_keys'], report['unexpected_keys']
+    if missing or unknown:
+        raise mismatch(name, network.config, missing, unknown)
+    # Names, or since transformers 5 tuples of a name and both shapes.
+    mismatched = [entry if isinstance(entry, str) else entry[0] for entry in report['mismatched_keys']]
+    if mismatched:
+        own = network.state_dict()
+        shapes = [
+            f'{weight} is {list(weights[weight].shape)} in the file and {list(own[weight].shape)} in the model'
+            if weight in weights
+            else f'{weight} is {list(own[weight].shape)} in the model'
+            for weight in own
+            if weight in mismatched
+        ]
+        raise ModelError(f'{name}: the weights do not match the configuration: {listed(shapes)}; {OTHER_CONFIG}')
+    problems = [*report['error_msgs'], *report.get('conversion_errors', ())]
+    if problems:
+        raise ModelError(f'{name}: the weights cannot be loaded: {listed([str(problem) for problem in problems])}')
+
+
+def mismatch(name: str, config: PretrainedConfig, missing: Collection[str], unknown: Collection[str]) -> ModelError:
+    """Return the error of weights that are not those of a configuration."""
+    return ModelError(
+        f'{name}: the weights do not match the configuration, which is of {config.model_type}: {counted(missing)} '
+        f'missing, {counted(unknown)} unknown; {OTHER_CONFIG}'
+    )
+
+
+def counted(names: Collection[str]) -> str:
+    """Return the number of names and the first five."""
+    return f'{len(names)} ({listed(sorted(names))})' if names else 'none'
+
+
+def copy_shared(network: Any, stored: Iterable[torch.Tensor]) -> None:
+    """Copy the weights that share memory with stored ones: pages of a file that may change during an evaluation."""
+    of_file = {tensor.untyped_storage().data_ptr() for tensor in stored}
+    for tensor in (*network.parameters(), *network.buffers()):
+        if not tensor.is_meta and tensor.untyped_storage().data_ptr() in of_file:
+            tensor.data = tensor.data.clone()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from printing its report and a progress bar until the context ends."""
+    verbosity = transformers_logging.get_verbosity()
+    has_progress_bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if has_progress_bar:
+            transformers_logging.enable_progress_bar()
