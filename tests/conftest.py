@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if module_of(item.path) in SLOW or item.get_closest_marker('long'):
             item.add_marker('slow')
+
+
+HAS_COMPOSER = importlib.util.find_spec('mcli') is not None  # which mosaicml needs; tests/composer hides its own name
+NEEDS_COMPOSER = re.compile(
+    r'^(?:from|import) (?:composer|composer_training|logged|forks|llmfoundry_gauntlet\.composer)\b'
+    r'|^from llmfoundry_gauntlet import .*\b(?:EvalGauntlet|build_icl_evaluators)\b',
+    re.MULTILINE,
+)
+
+
+class WithoutComposer(pytest.Module):
+    """A test module that imports Composer, where that is not installed."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        pytest.skip('mosaicml is not installed', allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Skip the modules that import Composer where it is not installed."""
+    if HAS_COMPOSER or not NEEDS_COMPOSER.search(module_path.read_text('utf-8')):
+        return None
+    return WithoutComposer.from_parent(parent, path=module_path)
 
 
 @pytest.fixture(autouse=True, scope='session')

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import pytest
-import tiny
 from command_line import run_cli
 from composer.loggers import InMemoryLogger
 from recorded_runs import NAMES, problems_of, read_lines, record_of, write_answers
@@ -281,7 +281,7 @@ def test_evaluations_in_training_log_score_metrics_at_their_batch(rows: Path, tm
     callback = EvalGauntlet(
         score=entries, data_root=str(rows), interval=['first', '2ba', 'last'], save_folder=str(tmp_path / 'records')
     )
-    trainer = tiny.trainer([callback], max_duration='3ba', loggers=[logger])
+    trainer = composer_training.trainer([callback], max_duration='3ba', loggers=[logger])
 
     trainer.fit()
     trainer.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
@@ -16,6 +18,9 @@ from huggingface_hub.errors import (
 from llmfoundry_gauntlet.data.stores import is_remote
 from llmfoundry_gauntlet.errors import ModelError
 
+# The libraries of huggingface-hub 1 and 2; before, it uses requests, whose errors are OSErrors.
+HTTP_LIBRARIES = [import_module(name) for name in ('httpx', 'httpx2') if find_spec(name) is not None]
+UNREACHABLE: tuple[type[Exception], ...] = (OSError, *(library.HTTPError for library in HTTP_LIBRARIES))
 ANSWER_SECONDS = 4.0  # timeout of a request to the hub
 SMALL_FILES = ['*.json', '*.txt', '*.model', '*.tiktoken', '*.jinja', '*.py', 'adapter_model.*']  # all but weights
 WEIGHT_FILES = ('model*.safetensors', 'pytorch_model*.bin')  # in order of preference
@@ -42,14 +47,14 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
     except (RepositoryNotFoundError, HFValidationError) as error:
         message = 'and the Hugging Face hub has no such model, or none that you may read (huggingface-cli login)'
         raise ModelError(absent + message) from error
-    except OSError:
+    except UNREACHABLE:
         is_reachable = False
     try:
         folder = snapshot_download(name, revision=commit, allow_patterns=SMALL_FILES, local_files_only=not is_reachable)
     except LocalEntryNotFoundError as error:
         reason = 'HF_HUB_OFFLINE is set' if HF_HUB_OFFLINE else f'{ENDPOINT} cannot be reached'
         raise ModelError(f'{absent}{reason}, and the model is not in the cache ({HF_HUB_CACHE})') from error
-    except OSError as error:
+    except UNREACHABLE as error:
         raise ModelError(f'{name}: cannot be downloaded: {" ".join(str(error).split())}') from error
     return Path(folder)
 
@@ -72,7 +77,7 @@ def download_weights(name: str, folder: Path) -> None:
     for pattern in WEIGHT_FILES:
         try:
             snapshot_download(name, revision=folder.name, allow_patterns=pattern)
-        except OSError as error:
+        except UNREACHABLE as error:
             raise ModelError(f'{name}: the weights cannot be downloaded: {" ".join(str(error).split())}') from error
         if any(folder.glob(pattern)):
             return

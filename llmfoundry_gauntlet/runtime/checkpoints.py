@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
@@ -33,11 +34,14 @@ from transformers import PretrainedConfig
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError, listed
 from llmfoundry_gauntlet.types import TrainingPoint
 
-READING_ERRORS = (*FOREIGN_ERRORS, UnpicklingError, EOFError, SafetensorError)  # damaged or of another kind
+# A file that is damaged or of another kind, or a configuration that transformers 5 refuses.
+READING_ERRORS = (*FOREIGN_ERRORS, UnpicklingError, EOFError, SafetensorError, StrictDataclassError)
+PATHS = ('PosixPath', 'WindowsPath', 'PurePosixPath', 'PureWindowsPath')
 # Classes of torch 2.7, some of them private: `_StorageInfo` in docs/compatibility.md.
 OF_METADATA = {
     'collections': ('OrderedDict',),
-    'pathlib': ('PosixPath', 'WindowsPath', 'PurePosixPath', 'PureWindowsPath'),
+    'pathlib': PATHS,
+    'pathlib._local': PATHS,  # of Python 3.13
     'torch': ('Size', *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))),
     'torch.serialization': ('_get_layout',),
     'torch.distributed.checkpoint.filesystem': ('_StorageInfo', '_StoragePrefix'),
@@ -132,7 +136,8 @@ class MetadataUnpickler(pickle.Unpickler):
         """Return a class of torch's metadata. Raise UnpicklingError for any other."""
         if name not in OF_METADATA.get(module, ()):
             raise pickle.UnpicklingError(f'names {module}.{name}, which is not part of the metadata of a checkpoint')
-        return super().find_class(module, name)
+        # A checkpoint that Python 3.13 has written is read by earlier versions too, and the reverse.
+        return super().find_class('pathlib' if name in PATHS else module, name)
 
 
 class InertReader(FileSystemReader):
@@ -174,6 +179,8 @@ def reason_of(error: BaseException | None) -> str:
     if 'trust_remote_code=True' in str(error):
         return 'needs Python code of its own; read that code, then allow it with --trust-remote-code'
     kind = type(error).__name__
+    if isinstance(error, StrictDataclassError):  # the value that is wrong stands below the name of its field
+        return str(error).splitlines()[-1].strip().partition(': ')[2]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return kind

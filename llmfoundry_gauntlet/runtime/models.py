@@ -296,7 +296,11 @@ def file_content(entry: Mapping[str, Any]) -> bytes:
     """Return the content of a tokenizer's file: Composer stores JSON decoded, `.txt` as lines, `.model` as bytes."""
     if entry['file_extension'] == '.json':
         # A sharded checkpoint has no entry for an empty mapping, such as the special tokens of a tokenizer without any.
-        return json.dumps(entry.get('content', {})).encode()
+        content = entry.get('content', {})
+        template = content.get('post_processor') if isinstance(content, dict) else None
+        if isinstance(template, dict) and template.get('type') == 'TemplateProcessing':
+            template.setdefault('special_tokens', {})
+        return json.dumps(content).encode()
     content = entry['content']
     if isinstance(content, bytes):
         return content

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import networks
 import tiny
 import torch
@@ -65,7 +66,7 @@ def make_trainer(folder: Path, family: str, callbacks: list, mode: str, device: 
     model = foundry_model(folder, family) if is_foundrys else hugging_face_model(family)
     model.train()
     sharding = SHARDINGS[mode.split(',')[0]]()
-    return tiny.trainer(
+    return composer_training.trainer(
         callbacks,
         max_duration='3ba',
         whole=model,
@@ -183,7 +184,7 @@ def run(folder: Path, family: str, mode: str, *, device: str = 'cpu', fails: boo
             results['one rank out of memory'] = evaluated(trainer, evaluators)
     trainer.fit()
     trainer.close()
-    return results | tiny.digests(trainer)
+    return results | composer_training.digests(trainer)
 
 
 def trained(folder: Path, family: str, mode: str, device: str = 'cpu') -> dict[str, str]:
@@ -191,7 +192,7 @@ def trained(folder: Path, family: str, mode: str, device: str = 'cpu') -> dict[s
     trainer = make_trainer(folder, family, [], mode, device)
     trainer.fit()
     trainer.close()
-    return tiny.digests(trainer)
+    return composer_training.digests(trainer)
 
 
 def write_tasks(folder: Path) -> None:
@@ -207,7 +208,7 @@ def write_tasks(folder: Path) -> None:
 
 def run_out_of_memory(folder: Path) -> None:
     """Evaluate with weights that are not kept, until the second rank runs out of memory and the first waits for it."""
-    tiny.shard_on_cpu()
+    composer_training.shard_on_cpu()
     dist.initialize_dist('cpu', timeout=60.0)
     num_free = free_bytes('llama', 'not kept')
     gathered.free_bytes = lambda _: num_free
@@ -241,11 +242,11 @@ def evaluate_sharded(folder: Path, models: list[str]) -> None:
 
 def run_tensor_parallel(folder: Path) -> None:
     """Construct a Trainer with a tensor-parallel group of two ranks, and write the error."""
-    tiny.shard_on_cpu()
+    composer_training.shard_on_cpu()
     dist.initialize_dist('cpu', timeout=60.0)
     config = {'fsdp': FSDPConfig(), 'tp': {'tensor_parallel_degree': 2, 'layer_plan': {}}}
     try:
-        tiny.trainer([make_evaluator(folder, 'mixed')], parallelism_config=config)
+        composer_training.trainer([make_evaluator(folder, 'mixed')], parallelism_config=config)
     except ModelError as error:
         (folder / f'tp{dist.get_global_rank()}.txt').write_text(str(error))
         dist.barrier()  # a rank that exits at once resets connections of the mesh that the other still accepts
@@ -253,7 +254,7 @@ def run_tensor_parallel(folder: Path) -> None:
 
 def main(folder: Path, families: list[str]) -> None:
     """Write the results of this rank by family and mode."""
-    tiny.shard_on_cpu()
+    composer_training.shard_on_cpu()
     dist.initialize_dist('cpu', timeout=60.0)  # ranks out of step would wait for each other
     count_calls()
     results_of_family = {}

@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import pytest
 import tiny
 from composer import Trainer
@@ -73,7 +74,7 @@ def trainer(folder: Path, destinations: list[LoggerDestination], callbacks: list
     gauntlet = EvalGauntlet(
         **write_tasks(folder), interval=['first', '2ba'], tokens_per_batch=60, save_folder=str(folder / 'records')
     )
-    return tiny.trainer(
+    return composer_training.trainer(
         [*callbacks, gauntlet],
         loggers=destinations,
         run_name=RUN_NAME,
@@ -91,7 +92,7 @@ def job(folder: Path, mlflow_uri: str, moment: str) -> None:
     made = trainer(folder, destinations, [], autoresume=is_resumed)
     if moment != 'whole':  # killed after some steps of the evaluation, or after it and before the checkpoint
         kill = partial(os.kill, os.getpid(), signal.SIGKILL)
-        killer = tiny.AtEvaluation(4, kill, step=6 if moment == 'in_evaluation' else None)
+        killer = composer_training.AtEvaluation(4, kill, step=6 if moment == 'in_evaluation' else None)
         made.state.callbacks.append(killer)  # after the gauntlet
     fit(made)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import forks
 import object_store
 import pytest
@@ -43,7 +44,7 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     settings = tiny.write_tasks(folder)
     callback = EvalGauntlet(**settings, interval='3ba', save_folder=str(folder / 'records'))
     checkpoints, others = folder / 'run' / 'checkpoints', folder / 'others'
-    trainer = tiny.trainer([callback], save_folder=str(checkpoints), save_interval='3ba')
+    trainer = composer_training.trainer([callback], save_folder=str(checkpoints), save_interval='3ba')
     trainer.fit()
     tiny.save_sharded(torch.load(checkpoints / 'latest-rank0.pt', weights_only=False), others / 'run' / 'ep0-ba6')
     (others / 'run' / 'latest-rank0.pt').symlink_to('ep0-ba6')
@@ -161,9 +162,9 @@ def test_missing_parts_of_a_checkpoint_can_be_given(training: Training, tmp_path
 
 def train_sharded(folder: Path, settings: dict[str, str]) -> None:
     """Write two checkpoints to `folder/checkpoints`, and records of the evaluations before them to `folder/records`."""
-    tiny.shard_on_cpu()
+    composer_training.shard_on_cpu()
     dist.initialize_dist('cpu', timeout=60.0)
-    tiny.train(
+    composer_training.train(
         [EvalGauntlet(**settings, interval='2ba', save_folder=str(folder / 'records'))],
         max_duration='4ba',
         save_folder=str(folder / 'checkpoints'),

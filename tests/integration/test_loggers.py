@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import forks
 import logged
 import mlflow
@@ -169,7 +170,7 @@ def test_files_and_memory_have_every_value(trained):
 def test_by_default_loggers_get_accuracies_errors_and_composites(tmp_path):
     memory = InMemoryLogger()
     gauntlet = EvalGauntlet(**tiny.write_tasks(tmp_path), interval='last', save_folder=str(tmp_path / 'records'))
-    tiny.train([gauntlet], loggers=[memory], max_duration='1ba')
+    composer_training.train([gauntlet], loggers=[memory], max_duration='1ba')
     ours = {key for key in memory.data if re.match(r'metrics/.*-shot/|icl/|gauntlet/', key)}
     kept = re.compile(r'.*/(InContextLearning\w+|StandardError|standard_error)|(icl|gauntlet)/.*')
     expected = {key for key in recorded(tmp_path) if kept.fullmatch(key)}
@@ -197,7 +198,7 @@ def replace_tensorboard_folder(folder: Path) -> None:
 )
 def test_a_broken_logger_is_a_warning_and_the_others_lose_no_value(tmp_path, caplog, damage, logger, error):
     destinations = logged.local_loggers(tmp_path)
-    trainer = logged.trainer(tmp_path, destinations, [tiny.AtEvaluation(6, lambda: damage(tmp_path))])
+    trainer = logged.trainer(tmp_path, destinations, [composer_training.AtEvaluation(6, lambda: damage(tmp_path))])
     with pytest.raises(error):
         logged.fit(trainer)
     (warning,) = warnings_of(caplog)
@@ -265,7 +266,7 @@ def test_values_for_an_unavailable_server_are_logged_with_the_next_evaluation(
     memory = InMemoryLogger()
     loggers = [logged.mlflow_logger(tmp_path, server.uri), memory]
     go, come = (lambda: (server.kill(), wait(seconds))), (lambda: (server.start(), wait(200.0)))
-    logged.fit(logged.trainer(tmp_path, loggers, [tiny.AtBatches({2: go, 4: come})]))
+    logged.fit(logged.trainer(tmp_path, loggers, [composer_training.AtBatches({2: go, 4: come})]))
     (warning,) = warnings_of(caplog)
     assert all(fact in warning for fact in ('MLFlowLogger', 'batch 2', error, server.uri))
     expected = recorded(tmp_path)

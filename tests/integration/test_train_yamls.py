@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import composer_training
 import forks
 import pytest
 import tiny
@@ -132,7 +133,7 @@ def test_llama_125m_trains_evaluates_and_resumes(tmp_path: Path, demo_data: Path
 def train_sharded(out: Path, overrides: list[str]) -> None:
     """Train from the file on this CPU rank, and write what was sharded and checkpointed."""
     os.chdir(ROOT)
-    tiny.shard_on_cpu()
+    composer_training.shard_on_cpu()
     trainer = train.build_trainer(read_yaml('yamls/train/llama_1b_fsdp.yaml', overrides))
     modules = [*trainer.state.model.modules()]
     units = [module.module for module in modules if isinstance(module, FullyShardedDataParallel)]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import forks
 import pytest
 import tiny
@@ -59,7 +60,7 @@ def make(tiny_settings: dict[str, str], tmp_path: Path) -> Callable[..., EvalGau
 def test_evaluations_run_at_their_interval_and_never_twice(tmp_path, tiny_settings, make, interval, expected):
     tasks = read_yaml(tiny_settings['tasks'])['icl_tasks'][-1:]  # the smallest
     callback, saved = make(tasks=tasks, gauntlet=None, interval=interval), str(tmp_path / 'checkpoints')
-    trainer = tiny.trainer([callback], max_duration='10ba', save_folder=saved, save_interval='4ba')
+    trainer = composer_training.trainer([callback], max_duration='10ba', save_folder=saved, save_interval='4ba')
     forward = trainer.state.model.eval_forward
     trainer.fit()
     assert batches(tmp_path / 'records') == expected
@@ -71,11 +72,11 @@ def test_training_with_evaluations_is_bitwise_training_without(tmp_path, make):
     """Weights, optimizer and random states. Mutation: the evaluator's loader is a torch DataLoader."""
     gauntlet = make(interval=['first', '2ba', 'last'])
 
-    evaluated = tiny.train([gauntlet], max_duration='5ba')
-    digests = tiny.digests(evaluated)
+    evaluated = composer_training.train([gauntlet], max_duration='5ba')
+    digests = composer_training.digests(evaluated)
 
     assert batches(tmp_path / 'records') == [0, 2, 4, 5]
-    assert digests == tiny.digests(tiny.train([], max_duration='5ba'))
+    assert digests == composer_training.digests(composer_training.train([], max_duration='5ba'))
 
 
 def test_two_callbacks_evaluate_different_tasks_at_different_intervals(tmp_path, tiny_settings, make):
@@ -83,7 +84,7 @@ def test_two_callbacks_evaluate_different_tasks_at_different_intervals(tmp_path,
     often = make(tasks=[sums], gauntlet=None, interval='1ba', save_folder=str(tmp_path / 'often'))
     rarely = make(interval=['first', '2ba'])
 
-    tiny.train([often, rarely], max_duration='3ba')
+    composer_training.train([often, rarely], max_duration='3ba')
 
     assert batches(tmp_path / 'often') == [1, 2, 3]
     assert batches(tmp_path / 'records') == [0, 2]
@@ -97,7 +98,7 @@ def test_two_callbacks_evaluate_different_tasks_at_different_intervals(tmp_path,
 
 def test_an_evaluation_before_training_is_not_repeated_at_its_start(tmp_path, make):
     callback = make(interval='first')
-    trainer = tiny.trainer([callback], max_duration='1ba')
+    trainer = composer_training.trainer([callback], max_duration='1ba')
     trainer.eval()
     before = callback.evaluation
     trainer.fit()
@@ -180,17 +181,19 @@ def test_models_that_return_tuples_have_the_scores_of_those_that_do_not(tmp_path
         network = tiny.model()
         network.config.update(changes)
         assert isinstance(network(torch.tensor([[1, 2]])), tuple) == bool(changes)
-        tiny.train([gauntlet], max_duration='2ba', whole=HuggingFaceModel(network, tokenizer=tiny.tokenizer()))
+        composer_training.train(
+            [gauntlet], max_duration='2ba', whole=HuggingFaceModel(network, tokenizer=tiny.tokenizer())
+        )
         items.append(gauntlet.evaluation.results)
     assert items[0] == items[1]
 
 
 def failing_at_2() -> Callback:
-    return tiny.AtEvaluation(2, lambda: 1 / 0, step=1)
+    return composer_training.AtEvaluation(2, lambda: 1 / 0, step=1)
 
 
 def test_a_failed_evaluation_leaves_the_model_unchanged(make):
-    trainer = tiny.trainer([make(interval='2ba'), failing_at_2()], max_duration='4ba')
+    trainer = composer_training.trainer([make(interval='2ba'), failing_at_2()], max_duration='4ba')
     forward = trainer.state.model.eval_forward
     with pytest.raises(ZeroDivisionError):
         trainer.fit()
@@ -205,19 +208,19 @@ def test_a_model_without_tokenizer_is_an_error(make):
 
 def test_more_tokens_than_the_model_has_positions_are_an_error(make):
     with pytest.raises(ModelError, match=r'max_seq_len is 129.*\(gpt2\).*128'):
-        tiny.trainer([make(max_seq_len=129)])
+        composer_training.trainer([make(max_seq_len=129)])
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path, make):
     (tmp_path / 'taken').write_text('a file')
     with pytest.raises(RecordError, match=r'taken/records: .*Not a directory'):
-        tiny.trainer([make(save_folder=str(tmp_path / 'taken/records'))])
+        composer_training.trainer([make(save_folder=str(tmp_path / 'taken/records'))])
 
 
 def test_a_run_name_that_is_too_long_for_a_folder_is_an_error_before_training(tiny_settings, tmp_path):
     gauntlet = EvalGauntlet(**tiny_settings, save_folder=str(tmp_path / '{run_name}'))
     with pytest.raises(ConfigError, match=r'save_folder: has a name of 300 bytes; allowed: 255 .* shorten run_name'):
-        tiny.trainer([gauntlet], run_name='x' * 300)
+        composer_training.trainer([gauntlet], run_name='x' * 300)
 
 
 def test_tasks_that_cannot_run_are_one_warning(tmp_path, tiny_settings, make, caplog, monkeypatch):
@@ -226,7 +229,7 @@ def test_tasks_that_cannot_run_are_one_warning(tmp_path, tiny_settings, make, ca
     tasks = [tiny.write_programs(tmp_path), read_yaml(tiny_settings['tasks'])['icl_tasks'][0]]
     callback = make(tasks=tasks, gauntlet=None)
     assert not caplog.messages and [*callback.data.tasks] == ['programs/0-shot', 'sums/0-shot', 'sums/2-shot']
-    tiny.trainer([callback]).close()
+    composer_training.trainer([callback]).close()
     find_sandbox.cache_clear()
     assert [*callback.data.tasks] == ['sums/0-shot', 'sums/2-shot']
     (message,) = [text for text in caplog.messages if 'left out' in text]
@@ -242,7 +245,9 @@ def train(
     """Return the weights after six batches with three evaluations, and the batches whose metrics were logged."""
     logger = InMemoryLogger()
     save_folder = str(folder / 'checkpoints') if saves else None
-    trainer = tiny.train([*trouble, gauntlet], loggers=[logger], save_folder=save_folder, save_interval='2ba')
+    trainer = composer_training.train(
+        [*trouble, gauntlet], loggers=[logger], save_folder=save_folder, save_interval='2ba'
+    )
     weights = {name: value.clone() for name, value in trainer.state.model.state_dict().items()}
     logged_batches = [timestamp.batch.value for timestamp, _ in logger.data[KEY]]
     return weights, logged_batches
@@ -278,7 +283,7 @@ def test_training_continues_if_records_cannot_be_written(tmp_path, make, caplog,
                 time.sleep(0.01)  # records are written while training continues
             end()
 
-        trouble = tiny.AtBatches({2: begin, 4: end_once_reported})
+        trouble = composer_training.AtBatches({2: begin, 4: end_once_reported})
         weights, logged = train(tmp_path, make(interval='2ba'), [trouble], saves=kind is folder_gone)
     assert logged == [2, 4, 6]
     assert all(torch.equal(value, expected[name]) for name, value in weights.items())
@@ -297,7 +302,7 @@ def test_training_continues_while_records_are_written(tmp_path, make, monkeypatc
         write_records(*arguments, **further)
 
     monkeypatch.setattr('llmfoundry_gauntlet.runtime.gauntlet.write_records', write_later)
-    train(tmp_path, make(interval='2ba'), [tiny.AtBatches({3: is_trained.set})], saves=True)
+    train(tmp_path, make(interval='2ba'), [composer_training.AtBatches({3: is_trained.set})], saves=True)
     found = {record['training']['batch']: record for _, record in find_results(tmp_path / 'records')}
     assert list(found) == [2, 4, 6]
     assert Path(found[2]['training']['checkpoint']).name == 'ep0-ba2-rank0.pt'
@@ -309,7 +314,7 @@ def test_a_journal_is_kept_if_its_records_cannot_be_written(tmp_path, make, monk
         raise RecordError('the disk is full')
 
     monkeypatch.setattr('llmfoundry_gauntlet.runtime.gauntlet.write_records', fail)
-    tiny.train([make(interval='2ba')], max_duration='2ba')
+    composer_training.train([make(interval='2ba')], max_duration='2ba')
     assert [path.parent.name for path in (tmp_path / 'records').rglob('journal')] == ['ba2']
 
 
@@ -319,9 +324,9 @@ def fail(folder: str) -> None:
     Another Trainer was garbage-collected before, which in Composer 0.32.1 removes the exit hooks of all.
     """
     logging.basicConfig(level=logging.WARNING)
-    first = tiny.trainer([], max_duration='1ba')
+    first = composer_training.trainer([], max_duration='1ba')
     gauntlet = EvalGauntlet(**tiny.write_tasks(Path(folder)), interval='2ba', save_folder=f'{folder}/records')
-    tiny.kept = tiny.trainer([gauntlet, failing_at_2()], max_duration='2ba')  # is there until the end
+    tiny.kept = composer_training.trainer([gauntlet, failing_at_2()], max_duration='2ba')  # is there until the end
     del first
     gc.collect()
     tiny.kept.fit()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import forks
 import networks
 import pytest
@@ -46,7 +47,9 @@ def in_order(order: str, other: Callback, gauntlet: EvalGauntlet) -> list[Callba
 def evaluated_alone(settings: dict[str, Any], network: Any) -> Results:
     """Return the results of a network that nobody trains or changes."""
     gauntlet = EvalGauntlet(**settings, save_folder=None)
-    trainer = Trainer(model=tiny.composer_model(network), callbacks=[gauntlet], device='cpu', progress_bar=False)
+    trainer = Trainer(
+        model=composer_training.composer_model(network), callbacks=[gauntlet], device='cpu', progress_bar=False
+    )
     trainer.eval()
     trainer.close()
     return gauntlet.evaluation.results
@@ -95,12 +98,12 @@ def test_the_weights_that_a_callback_swaps_in_are_evaluated(tiny_settings, make,
     gauntlet = make(interval=['first', '2ba', 'last'])
     kept = Kept(gauntlet)
 
-    trained = tiny.train([kept, *in_order(order, Swap(begin, end), gauntlet)], max_duration='3ba')
-    weights = tiny.digests(trained)['weights']
+    trained = composer_training.train([kept, *in_order(order, Swap(begin, end), gauntlet)], max_duration='3ba')
+    weights = composer_training.digests(trained)['weights']
 
     assert list(kept.by_batch) == [0, 2, 3]
     assert all(results == expected for results in kept.by_batch.values())
-    assert weights == tiny.digests(tiny.train([], max_duration='3ba'))['weights']
+    assert weights == composer_training.digests(composer_training.train([], max_duration='3ba'))['weights']
 
 
 class Average(Callback):
@@ -140,7 +143,7 @@ def last_of_training(
     algorithms = [EMA(half_life='1ba', update_interval='1ba')] if kind == 'EMA' else []
     averaging = in_order(order, Average(), gauntlet) if kind == 'own' else [gauntlet]
     saved = {'save_folder': str(folder / 'ck'), 'save_interval': '2ba', 'autoresume': True, 'run_name': 'averaged'}
-    trainer = tiny.trainer([*averaging, *trouble], max_duration='4ba', algorithms=algorithms, **saved)
+    trainer = composer_training.trainer([*averaging, *trouble], max_duration='4ba', algorithms=algorithms, **saved)
     with contextlib.closing(trainer), contextlib.suppress(KeyboardInterrupt):
         if trainer.state.timestamp < trainer.state.max_duration:
             trainer.fit()
@@ -158,7 +161,7 @@ def test_an_interrupted_evaluation_of_averaged_weights_is_finished_with_them(tmp
     not_averaged, _ = last_of_training(tmp_path / 'plain', tiny_settings, order, 'none', [])
     assert not_averaged != expected
 
-    stop = [tiny.AtEvaluation(4, interrupt, step=4)]
+    stop = [composer_training.AtEvaluation(4, interrupt, step=4)]
     interrupted, num_finished = last_of_training(tmp_path / 'cut', tiny_settings, order, kind, stop)
     assert interrupted is None
     assert num_finished > 0
@@ -172,11 +175,11 @@ def averaged_on_ranks(folder: str) -> None:
     """Evaluate swapped weights before training, and averaged ones at its end: in one go, interrupted, and resumed."""
     settings = tiny.settings_of(Path(folder))
     gauntlet = EvalGauntlet(**settings, interval='first', tokens_per_batch=60, save_folder=f'{folder}/swapped')
-    tiny.train([gauntlet, Swap(Event.EVAL_START, Event.EVAL_END)], max_duration='1ba')
+    composer_training.train([gauntlet, Swap(Event.EVAL_START, Event.EVAL_END)], max_duration='1ba')
 
     whole, cut = Path(folder) / 'whole', Path(folder) / 'cut'
     last_of_training(whole, settings, 'after', 'own', [])
-    last_of_training(cut, settings, 'after', 'own', [tiny.AtEvaluation(4, interrupt, step=3)])
+    last_of_training(cut, settings, 'after', 'own', [composer_training.AtEvaluation(4, interrupt, step=3)])
     last_of_training(cut, settings, 'after', 'own', [])
 
 
@@ -185,7 +188,7 @@ def test_ranks_evaluate_the_weights_that_callbacks_put_in_place(tmp_path, tiny_s
     forks.run(averaged_on_ranks, tmp_path / 'log', str(tmp_path), num_ranks=2)
     alone = EvalGauntlet(**tiny_settings, tokens_per_batch=60, save_folder=str(tmp_path / 'alone'))
     trainer = Trainer(
-        model=tiny.composer_model(tiny.model(seed=5)), callbacks=[alone], device='cpu', progress_bar=False
+        model=composer_training.composer_model(tiny.model(seed=5)), callbacks=[alone], device='cpu', progress_bar=False
     )
     trainer.eval()
     trainer.close()
@@ -211,7 +214,7 @@ def test_the_network_that_is_there_when_an_evaluation_begins_is_evaluated(tmp_pa
     """After a training with its own network, and with generation. The record counts its parameters."""
     tasks = [*read_yaml(tiny_settings['tasks'])['icl_tasks'], *tiny.write_riddles(tmp_path, num_rows=6)]
     gauntlet = make(tasks=tasks, interval=['first', 'last'])
-    trainer = tiny.trainer([gauntlet], max_duration='2ba')
+    trainer = composer_training.trainer([gauntlet], max_duration='2ba')
     trainer.fit()
     results_of_training = gauntlet.evaluation.results
 
@@ -236,7 +239,7 @@ def test_the_network_that_is_there_when_an_evaluation_begins_is_evaluated(tmp_pa
     ],
 )
 def test_a_network_in_its_place_that_cannot_run_the_items_is_an_error(make, sizes: dict[str, int], problem: str):
-    trainer = tiny.trainer([make(max_seq_len=128)])
+    trainer = composer_training.trainer([make(max_seq_len=128)])
     trainer.state.model.model = networks.network(**sizes)
 
     with pytest.raises(ModelError, match=problem):
@@ -283,7 +286,7 @@ class Failing(Callback):
 def test_nothing_of_an_evaluation_that_failed_outlives_it(tiny_settings, make, order, event, error):
     """The error is kept, as a notebook keeps the last: its traceback holds the frames of the evaluation."""
     gauntlet = make(interval=['2ba', 'last'], stall_seconds=60)
-    trainer = tiny.trainer(in_order(order, Failing(event, error), gauntlet), max_duration='4ba')
+    trainer = composer_training.trainer(in_order(order, Failing(event, error), gauntlet), max_duration='4ba')
     model = trainer.state.model
     forward, train_loader = model.eval_forward, trainer.state.dataloader
 
@@ -307,11 +310,11 @@ def test_nothing_of_an_evaluation_that_failed_outlives_it(tiny_settings, make, o
 
 def test_a_trainer_is_freed_as_soon_as_one_without_the_callback(make):
     """Composer closes it then. Mutation: the clean-up after evaluations refers to its Trainer."""
-    tiny.train([], max_duration='1ba')  # the first of a process is held by what it imports
+    composer_training.train([], max_duration='1ba')  # the first of a process is held by what it imports
     gc.collect()
     gc.disable()
     try:
-        trainer = tiny.train([make(interval=['first', 'last'])], max_duration='1ba')
+        trainer = composer_training.train([make(interval=['first', 'last'])], max_duration='1ba')
         freed = weakref.ref(trainer)
         del trainer
         assert freed() is None
@@ -342,7 +345,7 @@ def test_two_callbacks_with_one_folder_are_an_error_that_names_both(
     ]
 
     with pytest.raises(ConfigError) as raised:
-        tiny.trainer(gauntlets, run_name='my-run')
+        composer_training.trainer(gauntlets, run_name='my-run')
 
     (problem,) = raised.value.problems
     assert problem.startswith('save_folder: ')
@@ -354,7 +357,7 @@ def test_two_callbacks_with_one_folder_are_an_error_that_names_both(
 def test_callbacks_without_records_share_no_folder(tiny_settings, make):
     few = make(**only_sums(tiny_settings), save_folder=None)
 
-    tiny.trainer([few, make(save_folder=None), make()]).close()
+    composer_training.trainer([few, make(save_folder=None), make()]).close()
 
 
 @pytest.mark.parametrize(
@@ -376,7 +379,7 @@ def test_a_training_that_begins_again_is_evaluated_again(tmp_path, tiny_settings
         kept = Kept(gauntlet)
         whole = HuggingFaceModel(tiny.model(seed), tokenizer=tiny.tokenizer())
         saved = {'save_folder': str(tmp_path / str(seed)), 'save_interval': '2ba', 'save_overwrite': True}
-        trainer = tiny.trainer([kept, gauntlet], whole=whole, max_duration='2ba', **saved)
+        trainer = composer_training.trainer([kept, gauntlet], whole=whole, max_duration='2ba', **saved)
         assert gauntlet.evaluation is None
         trainer.fit()
         results_of_trainings.append(dict(kept.by_batch))
@@ -394,7 +397,7 @@ def test_a_training_that_begins_again_is_evaluated_again(tmp_path, tiny_settings
 def test_a_training_that_is_continued_leaves_a_finished_evaluation_untouched(tmp_path, make):
     def train(name: str, load: str | None, duration: str, *, only_eval: bool = False) -> dict[str, tuple[int, bytes]]:
         saved = {'save_folder': str(tmp_path / name), 'save_interval': '2ba', 'load_path': load}
-        trainer = tiny.trainer([make(interval=['2ba', 'last'])], max_duration=duration, **saved)
+        trainer = composer_training.trainer([make(interval=['2ba', 'last'])], max_duration=duration, **saved)
         trainer.eval() if only_eval else trainer.fit()
         trainer.close()
         results = tmp_path.glob('records/*/results.json')
@@ -410,7 +413,7 @@ def test_a_training_that_is_continued_leaves_a_finished_evaluation_untouched(tmp
 
 def test_some_batches_of_an_evaluation_are_an_error_that_names_the_setting(tiny_settings, make):
     gauntlet = make()
-    trainer = tiny.trainer([gauntlet])
+    trainer = composer_training.trainer([gauntlet])
     model = HuggingFaceModel(tiny.model(), tokenizer=tiny.tokenizer())
     evaluators = build_icl_evaluators(tiny_settings['tasks'], model, data_root=tiny_settings['data_root'])
     single = Trainer(model=model, eval_dataloader=evaluators, device='cpu', progress_bar=False)
@@ -433,14 +436,14 @@ def test_callbacks_that_stop_training_see_the_metrics_of_tasks(tiny_settings, ma
     gauntlet = make(interval=['first', '1ba'], save_folder=None)
     # Nothing improves by more than 1, so the patience of two batches ends with the third.
     early = EarlyStopper(monitor=monitor, dataloader_label=label, min_delta=1.0, patience='2ba')
-    trainer = tiny.train(in_order(order, early, gauntlet))
+    trainer = composer_training.train(in_order(order, early, gauntlet))
 
     accuracy = gauntlet.evaluation.scores[TASK].metrics[METRIC].value
     assert trainer.state.timestamp.batch == 3
     assert trainer.state.eval_metrics[label][monitor].compute().item() == pytest.approx(accuracy)
 
     at_threshold = ThresholdStopper(monitor, label, threshold=-1.0, comp='greater')
-    trainer = tiny.train(in_order(order, at_threshold, make(interval='2ba', save_folder=None)))
+    trainer = composer_training.train(in_order(order, at_threshold, make(interval='2ba', save_folder=None)))
     assert trainer.state.timestamp.batch == 2
 
 
@@ -452,7 +455,7 @@ def test_metrics_in_the_state_are_those_of_the_latest_evaluation_and_logged_once
     gauntlet = make(save_folder=None)
     second = make(save_folder=None, tasks=[sums], gauntlet=None)
     logger = InMemoryLogger()
-    trainer = tiny.trainer(
+    trainer = composer_training.trainer(
         [gauntlet, second],
         whole=model,
         eval_dataloader=evaluators,

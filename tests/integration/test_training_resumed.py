@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import pytest
-import tiny
 import torch.distributed.checkpoint as dist_checkpoint
 from composer import Callback
 from composer.loggers import InMemoryLogger
@@ -30,7 +30,7 @@ def job(folder: Path, settings: dict[str, str], interval: str, callbacks: Sequen
     """Run one job of a training of four batches with a checkpoint every two; return the batches that it logged."""
     logger = InMemoryLogger()
     gauntlet = EvalGauntlet(**settings, interval=interval, tokens_per_batch=60, save_folder=str(folder / 'records'))
-    trainer = tiny.trainer(
+    trainer = composer_training.trainer(
         [*callbacks, gauntlet],
         max_duration='4ba',
         loggers=[logger],
@@ -57,7 +57,7 @@ def test_an_interrupted_evaluation_is_finished_once(tmp_path, tiny_settings, int
     assert job(tmp_path / 'whole', tiny_settings, interval) == due
 
     folder = tmp_path / 'cut'
-    assert job(folder, tiny_settings, interval, [tiny.AtEvaluation(4, interrupt, step=4)]) == due[:-1]
+    assert job(folder, tiny_settings, interval, [composer_training.AtEvaluation(4, interrupt, step=4)]) == due[:-1]
     assert not (folder / 'records/ba4/results.json').exists()
     num_finished = len(journal_lines(folder / 'records/ba4')) - 1  # after its identity
 
@@ -77,7 +77,7 @@ def test_records_missing_beside_a_checkpoint_are_written_by_the_next_job(tmp_pat
     records = tmp_path / 'records'
     with monkeypatch.context() as patch:
         patch.setattr('llmfoundry_gauntlet.runtime.gauntlet.write_records', killed)
-        assert job(tmp_path, tiny_settings, 'checkpoint', [tiny.AtBatches({3: interrupt})]) == [2]
+        assert job(tmp_path, tiny_settings, 'checkpoint', [composer_training.AtBatches({3: interrupt})]) == [2]
     assert not list(records.rglob('results.json'))
 
     assert job(tmp_path, tiny_settings, 'checkpoint') == [2, 4]
@@ -105,7 +105,7 @@ def test_checkpoints_load_with_and_without_the_callback(tmp_path, tiny_settings)
         ]
         folder = str(tmp_path / f'{batch}')
         saved = {'save_folder': folder, 'save_interval': '2ba', 'load_path': load_path}
-        trainer = tiny.train(gauntlets, max_duration=f'{batch}ba', **saved)
+        trainer = composer_training.train(gauntlets, max_duration=f'{batch}ba', **saved)
         assert trainer.state.timestamp.batch == batch
         load_path = f'{folder}/latest-rank0.pt'
 
@@ -131,7 +131,7 @@ def test_the_training_loss_is_the_mean_since_the_last_evaluation_also_over_a_res
         ]
         folder = str(tmp_path / f'{batch}')
         saved = {'save_folder': folder, 'save_interval': '1ba', 'load_path': load_path}
-        tiny.train(gauntlets, loggers=[memory], max_duration=f'{batch}ba', **saved)
+        composer_training.train(gauntlets, loggers=[memory], max_duration=f'{batch}ba', **saved)
         load_path = f'{folder}/ep0-ba3-rank0.pt'
         logged.update({time.batch.value: value for time, value in memory.data['loss/train/total']})
 
@@ -158,7 +158,7 @@ def run_job(folder: Path, gauntlets: list[EvalGauntlet], batch: int) -> None:
     latest = folder / 'latest-rank0.pt'
     saved = {'save_folder': str(folder), 'save_interval': f'{batch}ba', 'save_overwrite': True}
     load_path = str(latest) if latest.exists() else None
-    trainer = tiny.trainer(gauntlets, max_duration=f'{batch}ba', **saved, load_path=load_path)
+    trainer = composer_training.trainer(gauntlets, max_duration=f'{batch}ba', **saved, load_path=load_path)
     if load_path is None:
         gauntlets[0].use_subset(dict.fromkeys(gauntlets[0].data.tasks, FEWER))
     trainer.fit()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import object_store
 import pytest
 import tiny
@@ -49,9 +50,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gauntlet = EvalGauntlet(
         **settings, interval='checkpoint', save_folder=str(folder / 'training'), tokens_per_batch=TOKENS
     )
-    slowly = tiny.AtBatches(dict.fromkeys(range(1, 9), lambda: time.sleep(0.2)))
+    slowly = composer_training.AtBatches(dict.fromkeys(range(1, 9), lambda: time.sleep(0.2)))
     saved = {'save_folder': str(folder / 'checkpoints'), 'save_interval': '2ba'}
-    tiny.train([gauntlet, slowly], max_duration='8ba', **saved)
+    composer_training.train([gauntlet, slowly], max_duration='8ba', **saved)
     until(lambda: all_done(folder), logs[0])
     for watcher, log in zip(watchers, logs, strict=True):
         watcher.terminate()

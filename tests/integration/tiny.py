@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import random
+import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
-from composer import Callback, Logger, State, Trainer
-from composer.core import DataSpec
-from composer.models import HuggingFaceModel
-from composer.utils import dist
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.distributed import checkpoint
-from torch.utils.data import DataLoader
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.runtime.loop import EvaluationLoop
-from llmfoundry_gauntlet.runtime.runner import prepare_for_model
+from llmfoundry_gauntlet.runtime.runner import EvaluatedModel, ModelAndTokenizer, prepare_for_model
 
 # 7, 5 and 2 items: no number of ranks divides them, and 3 ranks are more than the last has.
 TASKS = {
@@ -72,17 +65,17 @@ def model(seed: int = 0) -> transformers.GPT2LMHeadModel:
     return transformers.GPT2LMHeadModel(config)
 
 
-def composer_model(network: Any = None) -> HuggingFaceModel:
-    """Return a network with the tokenizer as Composer trains it, by default a Llama of 128 positions."""
+def model_and_tokenizer(network: Any = None) -> ModelAndTokenizer:
+    """Return a network and the tokenizer, by default a Llama of 128 positions."""
     import networks  # which workers do not need
 
     network = network or networks.network(vocab_size=259, max_position_embeddings=128)
-    return HuggingFaceModel(network, tokenizer=tokenizer())
+    return ModelAndTokenizer(model=network, tokenizer=tokenizer())
 
 
-def loop_of(settings: dict[str, Any], model: HuggingFaceModel | None = None) -> EvaluationLoop:
-    """Return the loop of an evaluation, by default of `composer_model()`."""
-    model = model or composer_model()
+def loop_of(settings: dict[str, Any], model: EvaluatedModel | None = None) -> EvaluationLoop:
+    """Return the loop of an evaluation, by default of `model_and_tokenizer()`."""
+    model = model or model_and_tokenizer()
     return EvaluationLoop(prepare_for_model(load_data(decode_settings(settings)), model), model)
 
 
@@ -93,16 +86,25 @@ def save(network: Any, folder: Path, **arguments: Any) -> Path:
     return folder
 
 
-def shard_on_cpu() -> None:
-    """Let Composer 0.32 shard in this process: it asks for the current GPU, whatever the device."""
-    torch.cuda.current_device = lambda: torch.device('cpu')
-    torch.cuda.synchronize = lambda *_: None
-
-
-def content_of(network: Any) -> dict[str, Any]:
-    """Return the content of Composer's checkpoint of weights alone."""
-    whole = HuggingFaceModel(network, tokenizer=tokenizer())
-    return {'state': {'model': whole.state_dict(), 'integrations': {'huggingface': whole.get_metadata()}}}
+def content_of(network: Any, tokens: Any = None) -> dict[str, Any]:
+    """Return the content of Composer's checkpoint of weights alone, as its HuggingFaceModel has it."""
+    tokens = tokens or tokenizer()
+    with tempfile.TemporaryDirectory() as folder:
+        network.config.save_pretrained(folder)
+        config = json.loads(Path(folder, 'config.json').read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        tokens.save_pretrained(folder)
+        files = {
+            path.name: {'file_extension': path.suffix, 'content': json.loads(path.read_text())}
+            for path in Path(folder).iterdir()
+        }
+    name = f'{type(network).__module__}.{type(network).__name__}'
+    huggingface = {
+        'model': {'config': {'file_extension': '.json', 'content': config, 'class': name}},
+        'tokenizer': files,
+    }
+    weights = {f'model.{name}': tensor for name, tensor in network.state_dict().items()}
+    return {'state': {'model': weights, 'integrations': {'huggingface': huggingface}}}
 
 
 def save_sharded(content: dict[str, Any], folder: Path) -> Path:
@@ -198,84 +200,3 @@ def outcome(out: Path) -> tuple[dict[str, float], dict[str, bytes]]:
 def journal_lines(out: Path) -> list[bytes]:
     """Return all lines of the journal of an evaluation."""
     return [line for path in sorted((out / 'journal').glob('*')) for line in path.read_bytes().splitlines(True)]
-
-
-def digests(trainer: Trainer) -> dict[str, str]:
-    """Return digests of this rank's weights, and of its optimizer, random states and training mode.
-
-    They are of shards: gathering whole weights on a CPU crashes in torch 2.7.
-    """
-
-    def content(value: Any) -> Any:
-        if not torch.is_tensor(value):
-            return value
-        return (value.to_local() if hasattr(value, 'to_local') else value).detach().cpu().numpy().tobytes()
-
-    moments = trainer.state.optimizers[0].state_dict()['state']
-    numpy_state = np.random.get_state()
-    state = [
-        [content(value) for moment in moments.values() for value in moment.values()],
-        [content(torch.get_rng_state()), random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]],
-        trainer.state.model.training,
-    ]
-    weights = [(name, content(value)) for name, value in trainer.state.model.named_parameters()]
-    return {
-        name: hashlib.sha256(repr(value).encode()).hexdigest()
-        for name, value in (('weights', weights), ('state', state))
-    }
-
-
-class AtBatches(Callback):
-    """Call functions when these batches start, counted from 1."""
-
-    def __init__(self, functions: dict[int, Callable[[], object]]) -> None:
-        self.functions = functions
-
-    def batch_start(self, state: State, logger: Logger) -> None:
-        self.functions.get(state.timestamp.batch.value + 1, lambda: None)()
-
-
-class AtEvaluation(Callback):
-    """Call a function in the evaluation at a batch: after this many of its steps, or at its end."""
-
-    def __init__(self, batch: int, function: Callable[[], object], *, step: int | None = None) -> None:
-        self.batch, self.function, self.step = batch, function, step
-        self.num_steps = 0
-
-    def eval_batch_end(self, state: State, logger: Logger) -> None:
-        self.num_steps += state.timestamp.batch.value == self.batch
-        if self.num_steps == self.step:
-            self.function()
-
-    def eval_end(self, state: State, logger: Logger) -> None:
-        if self.step is None and state.timestamp.batch.value == self.batch:
-            self.function()
-
-
-def trainer(
-    callbacks: list[Any], *, max_duration: str = '6ba', whole: HuggingFaceModel | None = None, **arguments: Any
-) -> Trainer:
-    """Return a training run of two rows per rank and batch, shuffled; by default of `model()`."""
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, 259, (16, 16), generator=generator)
-    rows = [{'input_ids': row, 'labels': row} for row in ids]
-    sampler = dist.get_sampler(rows, shuffle=True)
-    whole = whole or HuggingFaceModel(model(), tokenizer=tokenizer())
-    return Trainer(
-        model=whole,
-        train_dataloader=DataSpec(DataLoader(rows, batch_size=2, sampler=sampler)),
-        optimizers=torch.optim.AdamW(whole.parameters(), lr=1e-3),
-        max_duration=max_duration,
-        seed=3,
-        callbacks=callbacks,
-        progress_bar=False,
-        **{'device': 'cpu', **arguments},
-    )
-
-
-def train(callbacks: list[Any], **arguments: Any) -> Trainer:
-    """Return a training run that has ended."""
-    made = trainer(callbacks, **arguments)
-    made.fit()
-    made.close()
-    return made

@@ -22,12 +22,11 @@ import pytest
 import tiny
 import torch
 import transformers
-from composer.models import HuggingFaceModel
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from llmfoundry_gauntlet import EvalGauntlet, evaluate
+from llmfoundry_gauntlet import evaluate
 from llmfoundry_gauntlet.errors import ConfigError, ModelError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.runtime.distributed import global_rank
@@ -136,12 +135,17 @@ def state_of(network: torch.nn.Module, optimizer: torch.optim.Optimizer | None =
 
 def test_a_plain_loop_the_callback_and_a_saved_folder_have_the_same_items_and_metrics(settings, tokenizer, tmp_path):
     """Mutations: the callback runs the model in training mode; `evaluate` loads other weights."""
+    import composer_training  # skips the test without Composer
+    from composer.models import HuggingFaceModel
+
+    from llmfoundry_gauntlet import EvalGauntlet
+
     network = tiny.model().train()
     train(network)
     plain = Gauntlet(**settings).evaluate(network, tokenizer)
 
     callback = EvalGauntlet(**settings)
-    trainer = tiny.trainer([callback], whole=HuggingFaceModel(copy.deepcopy(network), tokenizer=tokenizer))
+    trainer = composer_training.trainer([callback], whole=HuggingFaceModel(copy.deepcopy(network), tokenizer=tokenizer))
     trainer.eval()
     trainer.close()
 
@@ -235,6 +239,11 @@ def test_an_evaluation_that_fails_leaves_training_unchanged_and_the_next_one_wor
 
 def test_a_part_that_is_frozen_in_evaluation_mode_stays_so_in_a_trainer_of_composer(settings, tokenizer):
     """Mutation: `after_each_evaluation` without `modes_kept`: Composer puts all modules into training mode."""
+    import composer_training  # skips the test without Composer
+    from composer.models import HuggingFaceModel
+
+    from llmfoundry_gauntlet import EvalGauntlet
+
     network, modes = tiny.model(), []
 
     def note() -> None:
@@ -244,8 +253,8 @@ def test_a_part_that_is_frozen_in_evaluation_mode_stays_so_in_a_trainer_of_compo
         network.transformer.h[0].eval()
         note()
 
-    trainer = tiny.trainer(
-        [tiny.AtBatches({1: freeze, 2: note, 3: note}), EvalGauntlet(**settings, interval='1ba')],
+    trainer = composer_training.trainer(
+        [composer_training.AtBatches({1: freeze, 2: note, 3: note}), EvalGauntlet(**settings, interval='1ba')],
         max_duration='3ba',
         whole=HuggingFaceModel(network, tokenizer=tokenizer),
     )

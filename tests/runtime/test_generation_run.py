@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import composer_training
 import networks
 import pytest
 import tiny
@@ -56,7 +57,7 @@ def evaluate(settings: dict[str, Any], model: HuggingFaceModel) -> tuple[EvalGau
 
 def test_an_evaluation_of_only_generation_tasks(settings, caplog):
     with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
-        callback, logged = evaluate(settings, tiny.composer_model())
+        callback, logged = evaluate(settings, composer_training.composer_model())
 
     (line,) = [message for message in caplog.messages if 'probe' in message]
     assert line.startswith('generation: key-value cache, prompts in a token stream (probe: 8 generations within ')
@@ -79,7 +80,7 @@ def recorded_budget(settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     def evaluate_and_read(chosen: Budget) -> Budget:
         monkeypatch.setattr(runner, 'automatic_budget', lambda *_, **__: chosen)
-        evaluate({**settings, 'save_folder': str(tmp_path / 'records')}, tiny.composer_model())
+        evaluate({**settings, 'save_folder': str(tmp_path / 'records')}, composer_training.composer_model())
         config = tiny.record(tmp_path / 'records')['config']
         return Budget(
             scoring=config['tokens_per_batch'],
@@ -111,7 +112,7 @@ def test_records_of_another_version_without_a_part_of_the_budget_are_replaced(re
 
 def test_a_model_without_a_cache_generates_and_logs_it(settings, caplog):
     with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
-        callback, _ = evaluate(settings, tiny.composer_model(small('mamba')))
+        callback, _ = evaluate(settings, composer_training.composer_model(small('mamba')))
     assert any('no cache, whole rows at every token' in record.message for record in caplog.records)
     assert len(callback.evaluation.results['greedy/1-shot']) == 20
 
@@ -145,14 +146,14 @@ def test_a_generation_beyond_the_positions_is_an_error(settings, count: int, sem
     settings['semantics'] = semantics
 
     with pytest.raises(ModelError, match=f'greedy/1-shot: {problem}'):
-        evaluate(settings, tiny.composer_model())
+        evaluate(settings, composer_training.composer_model())
 
 
 def test_generations_of_the_reference_may_be_longer_where_positions_have_no_end(settings):
     settings['tasks'][0]['generation_kwargs'] = {'max_new_tokens': 127}
     settings['semantics'] = 'reference'
 
-    _, logged = evaluate(settings, tiny.composer_model(small('mpt')))
+    _, logged = evaluate(settings, composer_training.composer_model(small('mpt')))
 
     assert 0 <= logged[f'metrics/greedy/1-shot/{METRICS[0]}'] <= 1
 
@@ -189,7 +190,7 @@ def programs(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_programs_run_beside_the_model_and_each_score_is_that_of_its_text(programs):
-    callback, _ = evaluate(programs, tiny.composer_model())
+    callback, _ = evaluate(programs, composer_training.composer_model())
 
     results = callback.evaluation.results['programs/0-shot']
     expected_keys = [(row, sample) for row in range(6) for sample in range(3)]
@@ -203,7 +204,9 @@ def test_programs_run_beside_the_model_and_each_score_is_that_of_its_text(progra
 
 
 def test_metrics_of_programs_are_logged_and_the_sandbox_is_recorded(programs, tmp_path):
-    callback, logged = evaluate({**programs, 'save_folder': str(tmp_path / 'records')}, tiny.composer_model())
+    callback, logged = evaluate(
+        {**programs, 'save_folder': str(tmp_path / 'records')}, composer_training.composer_model()
+    )
 
     prefix = 'metrics/programs/0-shot/'
     assert set(CODE_METRICS) <= {key.rsplit('/', 1)[1] for key in logged if key.startswith(prefix)}
@@ -238,7 +241,7 @@ def fail() -> None:
 
 @pytest.mark.filterwarnings('ignore:eval_dataloader label')
 def test_a_single_evaluator_gives_the_numbers_of_the_callback_also_after_failed_programs(programs, monkeypatch):
-    network = tiny.composer_model()
+    network = composer_training.composer_model()
     tasks, data_root = programs['tasks'], programs['data_root']
     evaluators = build_icl_evaluators(tasks, network, data_root=data_root, max_seq_len=128, log=ALL)
     trainer = Trainer(model=network, device='cpu', progress_bar=False)
@@ -247,7 +250,7 @@ def test_a_single_evaluator_gives_the_numbers_of_the_callback_also_after_failed_
         trainer.eval(evaluators)
     trainer.eval(evaluators)
     values = {name: float(metric.compute()) for name, metric in trainer.state.eval_metrics['programs/0-shot'].items()}
-    callback, _ = evaluate(programs, tiny.composer_model())
+    callback, _ = evaluate(programs, composer_training.composer_model())
     metrics = callback.evaluation.scores['programs/0-shot'].metrics
     assert values == {name: pytest.approx(value) for name, value in with_errors(metrics)}
 
@@ -273,7 +276,7 @@ def test_programs_of_a_failed_evaluation_are_not_in_the_next_journal(programs, t
     monkeypatch.setattr(PlanRun, '_collect', fail_at_first)
     monkeypatch.setattr(SharedJournal, 'add', noted)
     callback = EvalGauntlet(**programs, max_seq_len=128, save_folder=str(tmp_path / 'records'))
-    trainer = Trainer(model=tiny.composer_model(), callbacks=[callback], device='cpu', progress_bar=False)
+    trainer = Trainer(model=composer_training.composer_model(), callbacks=[callback], device='cpu', progress_bar=False)
     with pytest.raises(Broken):
         trainer.eval()
     callback.close(trainer.state, trainer.logger)

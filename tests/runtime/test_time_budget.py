@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import forks
 import numpy as np
 import pytest
@@ -285,7 +286,7 @@ def test_all_evaluations_use_the_same_items(settings, tmp_path):
     settings = {**settings, 'time_budget': '1s', 'interval': ['first', '2ba']}
     gauntlet = EvalGauntlet(**{**settings, 'save_folder': str(tmp_path / 'records')})
 
-    tiny.train([gauntlet], max_duration='4ba')
+    composer_training.train([gauntlet], max_duration='4ba')
 
     records = [record for _, record in find_results(tmp_path / 'records')]
     sizes = gauntlet.gauntlet.sizes

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import composer_training
 import forks
 import tiny
 import torch
@@ -90,9 +91,11 @@ def stored_tokenizer_of(model: HuggingFaceModel, folder: Path) -> Any:
 
 def test_checkpoints_in_one_file(tmp_path: Path):
     """Also one with the Timestamp itself. Mutation: the names of the stand-ins are those of other classes."""
-    tiny.train([], whole=make_model(), max_duration='10ba', save_folder=str(tmp_path / 'run'), save_interval='10ba')
+    composer_training.train(
+        [], whole=make_model(), max_duration='10ba', save_folder=str(tmp_path / 'run'), save_interval='10ba'
+    )
     whole = tmp_path / 'run' / 'latest-rank0.pt'
-    loaded = tiny.trainer([], whole=make_model(), max_duration='20ba', load_path=str(whole))
+    loaded = composer_training.trainer([], whole=make_model(), max_duration='20ba', load_path=str(whole))
     time = loaded.state.timestamp
     assert (time.epoch.value, time.batch.value, time.token.value) == (1, 10, 320)
     content = torch.load(whole, weights_only=False)
@@ -111,9 +114,9 @@ def test_checkpoints_in_one_file(tmp_path: Path):
 
 def train_sharded(folder: Path) -> None:
     """Write a checkpoint of two ranks to `folder/run`, and this rank's part of each weight to `folder/RANK.pt`."""
-    tiny.shard_on_cpu()
+    composer_training.shard_on_cpu()
     dist.initialize_dist('cpu', timeout=60.0)
-    trainer = tiny.train(
+    trainer = composer_training.train(
         [],
         whole=make_model(),
         max_duration='3ba',
