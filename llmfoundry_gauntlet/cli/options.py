@@ -48,7 +48,7 @@ SELECTION = (
 INPUTS = (*SELECTION, 'reasoning_markers', 'sandbox', 'log_prompts')
 RUNNING = ('max_seq_len', 'tokens_per_batch', 'truncation', 'time_budget')
 CHAT = ('apply_chat_template', 'chat_template_kwargs', 'system_prompt', 'fewshot_as_turns')
-MODEL = ('tokenizer', 'model_config', 'dtype', 'trust_remote_code', 'device', 'precision', 'fsdp_config')
+MODEL = ('tokenizer', 'model_config', 'dtype', 'device_map', 'trust_remote_code', 'device', 'precision', 'fsdp_config')
 
 
 class OutputFormat(StrEnum):
@@ -86,6 +86,9 @@ class Options:
         None, help='Folder or name of a PEFT adapter (LoRA), merged into the weights. Needs peft.'
     )
     dtype: str = Option('float32', help='Type of the weights: float32, bfloat16 or float16 (half the memory).')
+    device_map: str | None = Option(
+        None, help='auto: place the layers of a model that is larger than one GPU on several. Needs accelerate.'
+    )
     trust_remote_code: bool = Option(
         False, '--trust-remote-code', help="Run Python code from the model's folder. Read it first."
     )

@@ -52,6 +52,8 @@ class ModelSettings:
         """Yield a problem, beginning with its key, for each value that is not allowed."""
         if self.dtype not in DTYPES:
             yield f'dtype: is {self.dtype!r}{suggestion(self.dtype, DTYPES)}'
+        if self.device_map is not None and self.device_map != 'auto' and not isinstance(self.device_map, Mapping):
+            yield f"device_map: is {self.device_map!r}; allowed: 'auto', or a mapping of modules to devices"
         for name in ('model', 'tokenizer', 'model_config', 'adapter'):
             yield from path_problems(name, getattr(self, name))
 

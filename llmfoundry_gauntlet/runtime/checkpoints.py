@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import pickle
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from types import MappingProxyType
@@ -20,6 +22,7 @@ from typing import IO, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from packaging.version import Version
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
@@ -58,6 +61,8 @@ OF_METADATA = {
     'torch.distributed._shard.sharded_tensor.metadata': ('TensorProperties', 'MEM_FORMAT_ENCODING'),  # torch 2.2
 }
 MAX_MESSAGE = 300
+SAFE_TORCH = Version('2.10')  # whose reader of pickles has no known fault
+log = logging.getLogger(__name__)
 METADATA = '.metadata'  # of a sharded checkpoint
 CONFIG = 'config.json'  # of a Hugging Face folder
 SHARD = '.distcp'
@@ -110,12 +115,25 @@ COMPOSER_TIMES = (
 )
 
 
+@cache
+def warn_of_pickles() -> None:
+    """Log once that this torch's reader of pickles, which runs no code, has a fault that corrupts memory."""
+    if Version(torch.__version__) < SAFE_TORCH:
+        log.warning(
+            'torch %s: a file that torch.save wrote can corrupt the memory of its reader (CVE-2026-24747, mended in '
+            'torch %s); read files of others with a newer torch, or as safetensors',
+            torch.__version__,
+            SAFE_TORCH,
+        )
+
+
 def load_inert(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
     """Load a file written by torch.save: tensors, plain Python values, and `ComposerTime`.
 
     Objects of all other classes become `Inert`. Raise READING_ERRORS; UnpicklingError says why something cannot be
     read without running code.
     """
+    warn_of_pickles()
     with torch.serialization.safe_globals([*COMPOSER_TIMES]):
         foreign = torch.serialization.get_unsafe_globals_in_checkpoint(source)
         if isinstance(source, io.BytesIO):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,14 +30,14 @@ OF_ADAPTER = re.compile(r'\.(?:lora_[A-Z]\w*|base_layer|modules_to_save|original
 DTYPE = 'dtype' if Version(transformers.__version__) >= Version('4.56') else 'torch_dtype'
 OTHER_CONFIG = 'give the configuration that they were trained with (--model-config)'
 
-ReadWeights = Callable[[], StoredWeights]
+WeightSource = Callable[[], StoredWeights] | Path  # a function that reads the weights, or a GGUF file
 CORRUPTED = 'state dictionary of the model you are trying to load is corrupted'  # of transformers below 5
 
 
 def load_network(
     name: str,
     config: PretrainedConfig,
-    read_weights: ReadWeights,
+    source: WeightSource,
     device: torch.device,
     *,
     dtype: torch.dtype,
@@ -54,20 +55,27 @@ def load_network(
     empty = empty_network(name, config, dtype=dtype, trust_remote_code=trust_remote_code)
     if device.type == 'meta':
         return empty
-    stored = read_weights()
-    weights = without_wrappers(stored.tensors)
-    check_no_adapter(name, weights)
-    check_types(name, empty, weights)
+    place: Path | None
+    found: dict[str, Any]
+    if isinstance(source, Path):
+        weights, is_mapped = {}, False
+        place, found = source.parent, {'gguf_file': source.name}
+    else:
+        stored = source()
+        weights, is_mapped = without_wrappers(stored.tensors), stored.is_mapped
+        check_no_adapter(name, weights)
+        check_types(name, empty, weights)
+        place, found = None, {'state_dict': dict(weights)}
     with model_errors(f'{name}: the weights cannot be loaded'), quiet():
         try:
             network, report = type(empty).from_pretrained(
-                None,
+                place,
                 config=config,
-                state_dict=dict(weights),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are in the report
                 device_map=device_map,
                 **{DTYPE: dtype},
+                **found,
             )
         except ValueError as error:
             if CORRUPTED not in str(error):
@@ -76,7 +84,7 @@ def load_network(
             own = dict(empty.named_parameters())
             raise mismatch(name, config, sorted(own.keys() - weights), sorted(weights.keys() - own)) from error
     check_report(name, network, report, weights)
-    if stored.is_mapped:
+    if is_mapped:
         copy_shared(network, weights.values())
     if device_map is None:
         network.to(device)

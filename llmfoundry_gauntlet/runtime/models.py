@@ -8,12 +8,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from llmfoundry_gauntlet.config.run import ModelSettings
 from llmfoundry_gauntlet.config.yaml import InvalidValuesError
@@ -32,9 +39,10 @@ from llmfoundry_gauntlet.runtime.checkpoints import (
     read_sharded,
     reason_of,
 )
-from llmfoundry_gauntlet.runtime.loading import ReadWeights, load_network
+from llmfoundry_gauntlet.runtime.loading import WeightSource, load_network
 from llmfoundry_gauntlet.types import TrainingPoint
 
+GGUF = '.gguf'  # the suffix of its files
 GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'
 TOKENIZER, TOKENIZER_CONFIG = 'tokenizer.json', 'tokenizer_config.json'
 OF_TOKENIZER = ('tokenizer', 'vocab', 'spiece', 'sentencepiece', 'merges')  # prefixes of its file names
@@ -170,6 +178,8 @@ def open_model(model: str, **settings: Any) -> Iterator[ModelSource]:
 
 def open_local(path: Path, settings: ModelSettings) -> ModelSource:
     """Open a local file or folder. Raise ModelError."""
+    if path.suffix == GGUF:
+        return open_gguf(path, settings)
     if path.is_file():
         return open_checkpoint(path, read_file(path), settings)
     if is_sharded_checkpoint(path):
@@ -190,6 +200,25 @@ def open_local(path: Path, settings: ModelSettings) -> ModelSource:
     )
 
 
+def open_gguf(path: Path, settings: ModelSettings) -> ModelSource:
+    """Open a GGUF file, whose weights transformers converts to floating point. Raise ModelError."""
+    if find_spec('gguf') is None:
+        raise ModelError(f"{path}: a GGUF file needs gguf; pip install 'llmfoundry-gauntlet[gguf]'")
+    if settings.tokenizer is None:
+        raise ModelError(
+            f'{path}: transformers converts the tokenizers of GGUF files wrongly; give the one that the model was '
+            'trained with (--tokenizer), a folder or a name on the hub'
+        )
+    with model_errors(f'{path}: the model configuration cannot be read', 'copy it again'):
+        config: PretrainedConfig = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    return ModelSource(
+        settings=settings,
+        config=with_overrides(config, settings.config_overrides),
+        tokenizer=load_tokenizer(settings.tokenizer, trust_remote_code=settings.trust_remote_code),
+        load=partial(load_weights, str(path), config, path, settings),
+    )
+
+
 def load_folder(folder: Path, config: PretrainedConfig, settings: ModelSettings, device: torch.device) -> Any:
     """Load the model in a Hugging Face folder; download its weights first if it is on the hub. Raise ModelError."""
     if is_from_hub(folder, settings.model):
@@ -202,13 +231,13 @@ def load_folder(folder: Path, config: PretrainedConfig, settings: ModelSettings,
 
 
 def load_weights(
-    name: str, config: PretrainedConfig, read_weights: ReadWeights, settings: ModelSettings, device: torch.device
+    name: str, config: PretrainedConfig, source: WeightSource, settings: ModelSettings, device: torch.device
 ) -> Any:
     """Build the model of a configuration, load its weights and merge its adapter. Raise ModelError."""
     network = load_network(
         name,
         config,
-        read_weights,
+        source,
         device,
         dtype=getattr(torch, settings.dtype),
         trust_remote_code=settings.trust_remote_code,

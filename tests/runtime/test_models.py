@@ -236,6 +236,89 @@ def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
         assert not torch.allclose(logits, loaded(folder)(input_ids=IDS).logits, atol=1e-2)
 
 
+@pytest.mark.parametrize('prefix', ['module.', '_orig_mod.', 'module._orig_mod.'])
+def test_weights_saved_from_a_wrapper_are_loaded(tmp_path: Path, prefix: str):
+    """DDP, a compiled model, and a compiled model in DDP."""
+    network = networks.network('llama', vocab_size=259)
+    content = tiny.content_of(network)
+    weights = content['state']['model']
+    content['state']['model'] = {
+        f'model.{prefix}{name.removeprefix("model.")}': tensor for name, tensor in weights.items()
+    }
+    torch.save(content, tmp_path / 'x.pt')
+
+    check_same_tensors(dict(loaded(tmp_path / 'x.pt').named_parameters()), dict(network.named_parameters()))
+
+
+@pytest.mark.parametrize('adapter_only', [False, True])
+def test_a_checkpoint_of_a_model_with_an_adapter_inside_is_an_error(tmp_path: Path, adapter_only: bool):
+    peft = pytest.importorskip('peft')
+    network = networks.network('llama', vocab_size=259)
+    content = tiny.content_of(network)
+    adapted = peft.get_peft_model(network, peft.LoraConfig(r=4, target_modules=['q_proj'], task_type='CAUSAL_LM'))
+    content['state']['model'] = {
+        f'model.{name}': tensor for name, tensor in adapted.state_dict().items() if 'lora_' in name or not adapter_only
+    }
+    torch.save(content, tmp_path / 'x.pt')
+
+    with pytest.raises(ModelError, match=r'x\.pt: has the weights of a PEFT adapter .*--adapter'):
+        loaded(tmp_path / 'x.pt')
+
+
+def test_the_folder_of_an_adapter_is_not_a_model(tmp_path: Path):
+    (tmp_path / 'adapter_config.json').write_text('{}')
+
+    with pytest.raises(ModelError, match='is a PEFT adapter; give its base as --model and this as --adapter'):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize('device_map', ['auto', {'': 'cpu'}, {'model': 'cpu', 'lm_head': 'cpu'}])
+def test_layers_are_placed_by_a_device_map(tmp_path: Path, device_map: Any):
+    pytest.importorskip('accelerate')
+    folder = tiny.save(networks.network('llama', vocab_size=259), tmp_path)
+
+    network = loaded(folder, device_map=device_map)
+
+    with torch.no_grad():
+        assert torch.equal(network(input_ids=IDS).logits, expected_of(folder)(input_ids=IDS).logits)
+
+
+def write_gguf(network: Any, path: Path) -> None:
+    """Write a Qwen2 as GGUF in float32."""
+    gguf = pytest.importorskip('gguf')
+    config = network.config
+    writer = gguf.GGUFWriter(str(path), 'qwen2')
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_hidden_layers)
+    for name, tensor in network.state_dict().items():
+        stem, _, kind = name.rpartition('.')
+        writer.add_tensor(f'{names.get_name(stem)}.{kind}', tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_is_loaded_with_a_tokenizer(tmp_path: Path):
+    network = networks.network('qwen2', vocab_size=259)
+    write_gguf(network, tmp_path / 'model.gguf')
+    tiny.tokenizer().save_pretrained(tmp_path / 'tokenizer')
+
+    loaded_network = loaded(tmp_path / 'model.gguf', tokenizer=str(tmp_path / 'tokenizer'))
+
+    check_same_tensors(dict(loaded_network.named_parameters()), dict(network.named_parameters()))
+    with pytest.raises(ModelError, match=r'model\.gguf: .*--tokenizer'):
+        loaded(tmp_path / 'model.gguf')
+
+
 def test_a_folder_without_an_adapter_is_an_error(tmp_path: Path):
     folder = tiny.save(networks.network('llama', vocab_size=259), tmp_path / 'base')
 
