@@ -17,7 +17,7 @@ help:
 	@echo 'make test-all   run the others: models, servers, programs, ranks; CI runs both. PART as for test'
 	@echo 'make test-long  run those that take minutes each'
 	@echo 'make lint       style, types and the direction of imports'
-	@echo 'make docs       the documentation as a site, in site/: python -m http.server -d site'
+	@echo 'make docs       the documentation as a site, in site/; REPOSITORY_URL for its link'
 	@echo 'make mutants    put faults into a copy of the code, one by one, and show which test notices each'
 	@echo 'make bench      time our evaluation, llm-foundry and lm-eval side by side; QUICK=1 in about ten minutes,'
 	@echo '                PART=generation generation tasks, PART=programs code tasks,'
@@ -61,7 +61,7 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	SITE_VERSION="Version $$($(BIN)/gauntlet --version)" $(BIN)/zensical build --strict
 
 mutants: $(READY)
 	$(BIN)/python scripts/mutants.py

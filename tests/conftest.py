@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,16 @@ def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope='module')
+def browser() -> Iterator[Any]:
+    path = shutil.which('chromium')
+    if path is None:
+        pytest.skip('there is no chromium on the path')
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])
+        yield started
+        started.close()

@@ -33,6 +33,7 @@ from omegaconf import OmegaConf
 from paths import ROOT
 from recorded_runs import copy_run
 
+import llmfoundry_gauntlet
 from llmfoundry_gauntlet.cli import app
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, decode_settings
 from llmfoundry_gauntlet.config.tasks import SETTINGS, TaskSpec
@@ -367,14 +368,23 @@ def test_links_lead_to_files_and_headings(page: Path):
 
 
 @pytest.fixture(scope='module')
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return every page of the site by its name."""
+def site_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the site, built from a copy of the documentation."""
+    # The site is written beside its configuration, so that is copied; the sources are only read.
     folder = tmp_path_factory.mktemp('site')
-    command = [sys.executable, '-m', 'mkdocs', 'build', '--strict', '--quiet', '--site-dir', folder]
-    environment = {**os.environ, 'NO_MKDOCS_2_WARNING': '1'}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    return {path.stem: path.read_text('utf-8') for path in folder.glob('*.html')}
+    shutil.copytree(ROOT / 'docs', folder / 'docs')
+    shutil.copy(ROOT / 'mkdocs.yml', folder)
+    (folder / 'llmfoundry_gauntlet').symlink_to(PACKAGE)
+    command = [sys.executable, '-m', 'zensical', 'build', '--strict']
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / 'site'
+
+
+@pytest.fixture(scope='module')
+def site(site_folder: Path) -> dict[str, str]:
+    """Return every page of the site by its name."""
+    return {path.stem: path.read_text('utf-8') for path in site_folder.glob('*.html')}
 
 
 def test_every_page_is_in_the_site(site: dict[str, str]):
@@ -386,6 +396,25 @@ def test_the_site_loads_nothing_from_elsewhere(site: dict[str, str]):
 
     assert all('assets/javascripts' in page for page in site.values())
     assert {name: from_elsewhere.findall(page) for name, page in site.items() if from_elsewhere.search(page)} == {}
+
+
+@pytest.mark.slow
+def test_the_search_works_from_disk(site_folder: Path, browser: Any):
+    page = browser.new_page()
+    page.goto((site_folder / 'index.html').as_uri())
+
+    page.keyboard.press('Control+k')
+    page.keyboard.type('time budget')
+
+    page.get_by_text(re.compile(r'^[1-9]\d* results$')).wait_for()
+
+
+def test_every_public_name_is_on_the_api_page(site: dict[str, str]):
+    headings = set(re.findall(r'<h3[^>]*id="([\w.]+)"', site['api']))
+
+    for name in llmfoundry_gauntlet.__all__:
+        public = getattr(llmfoundry_gauntlet, name)
+        assert f'{public.__module__}.{public.__qualname__}' in headings, name
 
 
 def test_the_training_page_shows_every_setting_with_its_default():

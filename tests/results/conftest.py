@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +78,3 @@ def compared(gauntlet):
         return json.loads(out)
 
     return call
-
-
-@pytest.fixture(scope='module')
-def browser() -> Iterator[Any]:
-    path = shutil.which('chromium')
-    if path is None:
-        pytest.skip('there is no chromium on the path')
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=['--no-sandbox'])
-        yield started
-        started.close()
