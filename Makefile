@@ -1,19 +1,26 @@
-# Everything runs in one environment, .venv, made by the first target that needs it and again when the pins change.
+# Everything runs in one environment, made by the first target that needs it and again when the pins change: .venv,
+# which trains with Composer, or with STACK=newest .venv-newest, with the newest libraries and without Composer.
+STACK ?= composer
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV := .venv
+# Commands that exist but do not run, as pyenv's, are passed over.
+NEWEST_PYTHONS := python3.13 python3.12 $(foreach minor,3.13 3.12,$(wildcard $(HOME)/.pyenv/versions/$(minor).*/bin/python))
+PYTHON_NEWEST ?= $(firstword $(foreach python,$(NEWEST_PYTHONS),$(shell $(python) -c '' 2>/dev/null && echo $(python))))
+VENV := $(if $(filter composer,$(STACK)),.venv,$(if $(filter newest,$(STACK)),.venv-newest,\
+	$(error STACK is $(STACK); allowed: composer, newest)))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 REFERENCE := .venv-reference
 REFERENCE_READY := $(REFERENCE)/.ready
-PARTS = $(if $(PART),$(or $(wildcard tests/$(PART) tests/test_$(PART)*.py),\
-	$(error no tests/$(PART) and no tests/test_$(PART)*.py)))
+PARTS = $(foreach part,$(PART),$(or $(wildcard tests/$(part) tests/test_$(part)*.py),\
+	$(error no tests/$(part) and no tests/test_$(part)*.py)))
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations 20
 
 .PHONY: help demo test test-all test-long lint docs mutants bench gpu reference clean
 
 help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
-	@echo 'make test       run the fast tests, below two minutes; PART=engine those of tests/engine/'
+	@echo 'make test       run the fast tests, below two minutes; PART="engine data" those of folders;'
+	@echo '                STACK=newest with the newest libraries, without Composer; also of test-all and test-long'
 	@echo 'make test-all   run the others: models, servers, programs, ranks; CI runs both. PART as for test'
 	@echo 'make test-long  run those that take minutes each'
 	@echo 'make lint       style, types and the direction of imports'
@@ -30,17 +37,22 @@ help:
 
 # uv installs in a fifth of pip's time, but does not read pip's settings, such as a mirror; where it fails pip installs.
 define install
-	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	test -x $(1)/bin/python || $(or $(4),$(PYTHON)) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 	$(3) $(1)/bin/uv pip install --quiet --python $(1)/bin/python $(2) \
 		|| $(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2)
 endef
 
-$(READY): pyproject.toml requirements/constraints.txt
-	$(call install,$(VENV),-c requirements/constraints.txt -e '.[dev]',UV_COMPILE_BYTECODE=1)
+.venv/.ready: pyproject.toml requirements/composer.txt
+	$(call install,.venv,-c requirements/composer.txt -e '.[dev]',UV_COMPILE_BYTECODE=1)
 	touch $@
 
-demo: $(READY)
+.venv-newest/.ready: pyproject.toml requirements/newest.txt
+	@test -n "$(PYTHON_NEWEST)" || { echo 'STACK=newest needs Python 3.12 or 3.13: PYTHON_NEWEST=/path/to/python'; exit 2; }
+	$(call install,.venv-newest,-c requirements/newest.txt -e '.[test]',UV_COMPILE_BYTECODE=1,$(PYTHON_NEWEST))
+	touch $@
+
+demo: .venv/.ready
 	$(BIN)/python scripts/make_demo_data.py
 	rm -rf runs/demo/checkpoints runs/demo/gauntlet
 	$(BIN)/composer -n 2 scripts/train.py yamls/train/demo.yaml
@@ -67,8 +79,7 @@ mutants: $(READY)
 	$(BIN)/python scripts/mutants.py
 
 $(REFERENCE_READY): pyproject.toml requirements/reference.txt
-	$(call install,$(REFERENCE),-r requirements/reference.txt,UV_COMPILE_BYTECODE=1)
-	$(call install,$(REFERENCE),--no-deps -e .)
+	$(call install,$(REFERENCE),--no-deps -r requirements/reference.txt -e .,UV_COMPILE_BYTECODE=1)
 	touch $@
 
 reference: $(REFERENCE_READY)
@@ -80,4 +91,4 @@ gpu: $(READY)
 	$(BIN)/python scripts/gpu.py $(if $(QUICK),--quick)
 
 clean:
-	rm -rf $(VENV) $(REFERENCE) runs build site *.egg-info
+	rm -rf .venv .venv-newest $(REFERENCE) runs build site *.egg-info

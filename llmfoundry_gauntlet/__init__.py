@@ -6,6 +6,8 @@ The names below are loaded on first use: importing the package loads none of tor
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from llmfoundry_gauntlet.stack import VERSION, check_stack
+
 # Editors and type checkers know the names by these imports; to them `__getattr__` alone would make each Any.
 if TYPE_CHECKING:
     from llmfoundry_gauntlet.composer import EvalGauntlet, build_icl_evaluators
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from llmfoundry_gauntlet.runtime.evaluate import evaluate
     from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet
 
+__version__ = VERSION
 _HOMES = {
     'ConfigError': 'errors',
     'DataError': 'errors',
@@ -76,6 +79,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    check_stack()
     value = getattr(import_module(f'{__name__}.{_HOMES[name]}'), name)
     globals()[name] = value
     return value

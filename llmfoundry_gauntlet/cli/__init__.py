@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib.metadata
 import os
 import sys
 from types import TracebackType
@@ -21,6 +20,7 @@ from llmfoundry_gauntlet.cli.run import eval_file, export, run
 from llmfoundry_gauntlet.cli.watch import watch
 from llmfoundry_gauntlet.config.resources import plugin_of
 from llmfoundry_gauntlet.errors import MOST_SHOWN, GauntletError, print_problems
+from llmfoundry_gauntlet.stack import VERSION, check_stack
 
 app = typer.Typer(
     name='gauntlet',
@@ -53,7 +53,7 @@ def root(
 ) -> None:
     """Define the options shared by all subcommands."""
     if version:
-        typer.echo(importlib.metadata.version('llmfoundry-gauntlet'))
+        typer.echo(VERSION)
     elif context.invoked_subcommand is None:
         typer.echo(BEGINNING, nl=False)
 
@@ -72,6 +72,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         if '--traceback' not in sys.argv:
             stack.push(exit_without_traceback)
+        check_stack()
         app([word for word in sys.argv[1:] if word != '--traceback'])
 
 

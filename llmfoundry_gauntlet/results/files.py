@@ -28,6 +28,7 @@ from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.metrics.statistics import interval, variance_shares
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_lines, samples_file
 from llmfoundry_gauntlet.results.token_limits import token_limit_record
+from llmfoundry_gauntlet.stack import VERSION
 from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
 from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore, TrainingPoint
 
@@ -225,7 +226,7 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
     tasks.update({key: {'reason': reason} for key, reason in evaluation.data.unsupported.items()})
     return {
         'format_version': FORMAT_VERSION,
-        'package_version': version('llmfoundry-gauntlet'),
+        'package_version': VERSION,
         'semantics': evaluation.data.settings.semantics,
         'model': None,
         'training': None,

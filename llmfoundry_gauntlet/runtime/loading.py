@@ -28,7 +28,6 @@ WRAPPERS = re.compile(r'\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_
 OF_ADAPTER = re.compile(r'\.(?:lora_[A-Z]\w*|base_layer|modules_to_save|original_module)\.')
 # `dtype` was named `torch_dtype` before transformers 4.56 (docs/compatibility.md).
 DTYPE = 'dtype' if Version(transformers.__version__) >= Version('4.56') else 'torch_dtype'
-OTHER_CONFIG = 'give the configuration that they were trained with (--model-config)'
 
 WeightSource = Callable[[], StoredWeights] | Path  # a function that reads the weights, or a GGUF file
 CORRUPTED = 'state dictionary of the model you are trying to load is corrupted'  # of transformers below 5
@@ -151,7 +150,10 @@ def check_report(name: str, network: Any, report: Mapping[str, Any], weights: Ma
             for weight in own
             if weight in mismatched
         ]
-        raise ModelError(f'{name}: the weights do not match the configuration: {listed(shapes)}; {OTHER_CONFIG}')
+        raise ModelError(
+            f'{name}: the weights do not match the configuration: {listed(shapes)}; give the configuration that they '
+            'were trained with (--model-config)'
+        )
     problems = [*report['error_msgs'], *report.get('conversion_errors', ())]
     if problems:
         raise ModelError(f'{name}: the weights cannot be loaded: {listed([str(problem) for problem in problems])}')
@@ -161,7 +163,7 @@ def mismatch(name: str, config: PretrainedConfig, missing: Collection[str], unkn
     """Return the error of weights that are not those of a configuration."""
     return ModelError(
         f'{name}: the weights do not match the configuration, which is of {config.model_type}: {counted(missing)} '
-        f'missing, {counted(unknown)} unknown; {OTHER_CONFIG}'
+        f'missing, {counted(unknown)} unknown; give the configuration that they were trained with (--model-config)'
     )
 
 

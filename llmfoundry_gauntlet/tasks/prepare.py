@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -26,6 +25,7 @@ from types import MappingProxyType
 import numpy as np
 
 from llmfoundry_gauntlet.data.stores import UNFINISHED, write_atomically
+from llmfoundry_gauntlet.stack import VERSION
 from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
 from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION
 from llmfoundry_gauntlet.tasks.items import Preparation
@@ -106,7 +106,7 @@ def cache_name(preparation: Preparation, subset: Sequence[Example] | None = None
         # The code that makes and stores items.
         'format': FORMAT_VERSION,
         'prompts': PROMPTS_VERSION,
-        'package': version('llmfoundry-gauntlet'),
+        'package': VERSION,
         'python': sys.version_info[:2],  # the order of a set of shots is Python's
         # The tokenizer; its chat template only if a prompt is sent in chat, so that it may change for all others.
         'tokenizer': preparation.encoder.fingerprint,

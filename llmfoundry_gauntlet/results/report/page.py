@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from llmfoundry_gauntlet.results.report.tables import MINUS, TableRow, ends_of, 
 from llmfoundry_gauntlet.results.runs import Run, RunSeries, find_runs
 from llmfoundry_gauntlet.results.samples import prompts_of, shared_key
 from llmfoundry_gauntlet.results.token_limits import ended_at_limit
+from llmfoundry_gauntlet.stack import VERSION
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import UNPARSED as NO_ANSWER
 from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
@@ -84,7 +84,7 @@ def make_page(
         .get_template('page.html')
         .render(
             title=title or default_title(runs),
-            version=version('llmfoundry-gauntlet'),
+            version=VERSION,
             runs=runs,
             banners=[f'{text[:1].upper()}{text[1:]}.' for text in banners if text],
             sections=sections,
