@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 HAS_COMPOSER = importlib.util.find_spec('mcli') is not None  # which mosaicml needs; tests/composer hides its own name
 NEEDS_COMPOSER = re.compile(
-    r'^(?:from|import) (?:composer|composer_training|logged|forks|llmfoundry_gauntlet\.composer)\b'
+    r'^(?:from|import) (?:composer|composer_training|logged|forks|train|llmfoundry_gauntlet\.composer)\b'
     r'|^from llmfoundry_gauntlet import .*\b(?:EvalGauntlet|build_icl_evaluators)\b',
     re.MULTILINE,
 )

@@ -59,10 +59,11 @@ def whole_bytes(unit: Any) -> int:
     if isinstance(unit, FullyShardedDataParallel):
         handle: Any = unit._handle
         return int(handle.flat_param._unpadded_unsharded_size.numel() * handle._fwd_bwd_param_dtype.itemsize)
-    group: Any = unit._get_fsdp_state()._fsdp_param_group
+    state: Any = unit._get_fsdp_state()
+    dtype = state._mp_policy.param_dtype
     return sum(
-        math.prod(part._orig_size) * (group.mp_policy.param_dtype or part.sharded_param.dtype).itemsize
-        for part in group.fsdp_params
+        math.prod(part._orig_size) * (dtype or part.sharded_param.dtype).itemsize
+        for part in state._fsdp_param_group.fsdp_params
     )
 
 

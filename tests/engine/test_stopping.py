@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paths import FIXTURES
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
-from transformers.models.gpt2.tokenization_gpt2 import bytes_to_unicode
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, OngoingGeneration
 from llmfoundry_gauntlet.engine.logits import uniform_draws
@@ -465,6 +465,8 @@ def test_a_dropped_leading_space_is_restored(name: str):
 def test_a_stop_removed_by_the_tokenizer_is_ignored():
     """The scored text decides. Mutation: do not check the whole text."""
     tokenizer = rotary_bos(clean_up_tokenization_spaces=True)
+    # Without it transformers 5 leaves the spaces of this kind of tokenizer.
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
     ids = encode(tokenizer, 'a . b\n')
     assert tokenizer.decode(ids) == 'a. b\n'
 

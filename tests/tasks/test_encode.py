@@ -5,6 +5,7 @@ import json
 import sys
 from dataclasses import replace
 
+import networks
 import numpy as np
 import pytest
 import transformers
@@ -323,7 +324,7 @@ def test_a_tokenizer_has_a_fingerprint_and_a_name():
     encoder = Encoder(fast())
 
     assert encoder.fingerprint is not None
-    assert encoder.name.startswith('PreTrainedTokenizerFast 900 (')
+    assert encoder.name.startswith(f'{type(encoder.tokenizer).__name__} 900 (')
 
 
 def test_fingerprint_and_name_do_not_depend_on_the_folder(tmp_path):
@@ -384,6 +385,10 @@ def test_what_changes_the_ids_of_a_fast_tokenizer_changes_its_fingerprint(tmp_pa
     assert len({fingerprint(tokenizer) for tokenizer in tokenizers}) == len(tokenizers)
 
 
+@pytest.mark.skipif(
+    networks.IS_TRANSFORMERS_5,
+    reason='transformers 5 writes the template of special tokens anew: the ids are cached once more',
+)
 def test_a_setting_that_is_set_back_gives_the_former_fingerprint():
     tokenizer = changed(llama(), add_bos_token=False)
     assert fingerprint(tokenizer) != fingerprint(llama())
@@ -418,7 +423,6 @@ def test_what_changes_the_ids_of_a_slow_tokenizer_changes_its_fingerprint(tmp_pa
         slow(tmp_path / 'a'),
         slow(tmp_path / 'c', merges=('b c', 'a bc')),
         slow(tmp_path / 'a', add_bos_token=True),
-        slow(tmp_path / 'a', errors='strict'),
         added(slow(tmp_path / 'a')),
         ByT5Tokenizer(),
         ByT5Tokenizer(extra_ids=10),
@@ -428,6 +432,15 @@ def test_what_changes_the_ids_of_a_slow_tokenizer_changes_its_fingerprint(tmp_pa
 
     assert None not in fingerprints
     assert len(set(fingerprints)) == len(tokenizers)
+
+
+def test_how_ids_are_decoded_does_not_matter_to_a_tokenizer_in_rust(tmp_path):
+    """GPT-2's is in Rust since transformers 5. In Python it is saved with all settings, also those of decoding."""
+    by_default, strict = slow(tmp_path / 'a'), slow(tmp_path / 'a', errors='strict')
+
+    assert by_default('abc a')['input_ids'] == strict('abc a')['input_ids']
+    is_same = fingerprint(by_default) == fingerprint(strict)
+    assert is_same == hasattr(by_default, 'backend_tokenizer')
 
 
 def test_custom_tokenizer_classes_differ_by_their_source(tmp_path, monkeypatch):

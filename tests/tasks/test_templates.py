@@ -166,7 +166,7 @@ def test_math_needs_no_prompt_for_option_order(tmp_path):
 @pytest.mark.parametrize(
     ('content', 'place'),
     [
-        ('{\n"a": 1,\n}', 'prompts.json:3: '),
+        ('{\n"a": 1\n"b": 2}', 'prompts.json:3: '),
         ('', 'prompts.json:1: '),
         ([], 'prompts.json: '),  # JSON, but a list
     ],
