@@ -14,7 +14,7 @@ from llmfoundry_gauntlet.errors import GauntletError
 VERSION = '0.1.0'  # of this package; pyproject.toml reads it here
 SUPPORTED = {
     'torch': '>=2.6,<2.16',
-    'transformers': '>=4.53,<5.25',
+    'transformers': '>=4.51,<5.25',
     'huggingface-hub': '>=0.33,<3',
     'datasets': '>=3.3,<6',
     'numpy': '>=1.26,<2.6',

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -14,7 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 from character_tokenizer import CharacterTokenizer
-from paths import ROOT, SHARED_DATA
+from paths import HAS_COMPOSER, ROOT, SHARED_DATA
 
 hypothesis.settings.register_profile(
     'busy machines', deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -79,7 +78,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker('slow')
 
 
-HAS_COMPOSER = importlib.util.find_spec('mcli') is not None  # which mosaicml needs; tests/composer hides its own name
 NEEDS_COMPOSER = re.compile(
     r'^(?:from|import) (?:composer|composer_training|logged|forks|train|llmfoundry_gauntlet\.composer)\b'
     r'|^from llmfoundry_gauntlet import .*\b(?:EvalGauntlet|build_icl_evaluators)\b',

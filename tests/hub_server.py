@@ -55,7 +55,10 @@ def hub_app(served: Hub) -> flask.Flask:
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """Return the datasets, none yet, of a hub that `datasets` and `huggingface_hub` use instead of the real one."""
     import datasets
-    from huggingface_hub.utils import reset_sessions
+    from huggingface_hub import constants, file_download, utils
+
+    # The second since huggingface-hub 1.
+    reset_sessions = getattr(utils, 'reset_sessions', None) or utils.close_session
 
     served: Hub = {}
     server = make_server('127.0.0.1', 0, hub_app(served), threaded=True)
@@ -67,7 +70,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', False)
     monkeypatch.setattr('huggingface_hub.constants.ENDPOINT', endpoint)
     template = endpoint + '/{repo_id}/resolve/{revision}/{filename}'
-    monkeypatch.setattr('huggingface_hub.file_download.HUGGINGFACE_CO_URL_TEMPLATE', template)
+    for module in (constants, file_download):  # the first since huggingface-hub 1
+        monkeypatch.setattr(module, 'HUGGINGFACE_CO_URL_TEMPLATE', template, raising=False)
     reset_sessions()  # one that an earlier test made while offline refuses every request
     yield served
     reset_sessions()

@@ -113,6 +113,7 @@ class RunOptions(EvaluationOptions, total=False):
     revision: str | None
     adapter: str | Path | None
     dtype: str
+    device_map: str | Mapping[str, Any] | None
     trust_remote_code: bool
     out: str | Path | None
     device: str | None

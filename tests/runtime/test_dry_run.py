@@ -124,7 +124,7 @@ def random_states() -> tuple[Any, ...]:
 
 def test_a_dry_run_changes_no_weight_mode_or_random_state(settings):
     loop = tiny.loop_of(settings)
-    model = loop.runner.model.train()
+    model = loop.runner.model.model.train()
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     states = random_states()
 
@@ -144,7 +144,7 @@ def results_of(loop: EvaluationLoop) -> dict[ItemKey, ItemResult]:
 def test_a_dry_run_changes_no_later_evaluation(settings):
     without = tiny.loop_of(settings)
     with_dry_run = tiny.loop_of(settings)
-    model = with_dry_run.runner.model.train()
+    model = with_dry_run.runner.model.model.train()
 
     measure(with_dry_run)
     model.eval()

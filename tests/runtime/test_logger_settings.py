@@ -111,7 +111,6 @@ def test_a_folder_that_wandb_has_left_is_not_its_library(folder: Path, monkeypat
         ('tensorboard', 'tensorboard', '3.1', 'tensorboard 3.1 is installed, tensorboard<3,>=2.9.1 is needed'),
         ('wandb', 'wandb', '99', 'wandb 99 is installed, wandb<'),
         ('mlflow', 'mlflow', '99', 'mlflow 99 is installed, mlflow<'),
-        ('mlflow', 'sqlalchemy', '99', 'sqlalchemy 99 is installed, sqlalchemy<'),
     ],
 )
 def test_a_library_of_an_unsupported_version_is_a_line_at_the_start(
