@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from networks import CPU, LAYOUT_OF, PREFIX_BUDGET
+from transformers import AttentionInterface
 from transformers.models.falcon.modeling_falcon import FalconAttention
 
+from llmfoundry_gauntlet.engine import attention as attending
 from llmfoundry_gauntlet.engine import model as running
 from llmfoundry_gauntlet.engine import probe as probing
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
@@ -375,3 +377,29 @@ def test_mixed_precision_follows_the_run(name: str):
     assert probe_result.layout == LAYOUT_OF[name], probe_result.reason
     np.testing.assert_allclose(scores, expected, rtol=0, atol=tolerance)
     assert np.abs(scores - in_full_precision).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ('argument', 'is_known'),
+    [
+        ({'s_aux': torch.zeros(4)}, False),  # attention sinks, of gpt-oss
+        ({'s_aux': None}, True),
+        ({'dropout': 0.0}, True),
+    ],
+)
+def test_an_argument_of_attention_that_the_stream_does_not_know_is_the_reason_for_padded_rows(
+    monkeypatch: pytest.MonkeyPatch, argument: dict[str, object], is_known: bool
+):
+    """Without a word such a model was scored nats off before the probe. Mutation: ignore further arguments."""
+    attention = attending.attend_by_name
+
+    def with_argument(*arguments, **more):
+        return attention(*arguments, **more, **argument)
+
+    more_names = [name for name in argument if name != 'dropout']  # which every model gives
+    monkeypatch.setitem(AttentionInterface._global_mapping, attending.NAME, with_argument if more_names else attention)
+
+    probe_result, _ = probed(networks.network('llama'))
+
+    assert probe_result.layout == (STREAM if is_known else PADDED_ROWS)
+    assert is_known or 'token stream: s_aux is not supported' in probe_result.reason

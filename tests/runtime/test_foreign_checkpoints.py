@@ -17,7 +17,7 @@ import tiny
 import torch
 
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.runtime.checkpoints import read_file, read_folder, read_sharded
+from llmfoundry_gauntlet.runtime.checkpoints import read_file, read_folder, read_sharded, warn_of_pickles
 from llmfoundry_gauntlet.runtime.models import open_model
 
 
@@ -93,6 +93,28 @@ def test_a_model_is_read_beside_objects_of_unknown_classes(
         assert source.config.model_type == 'llama'
         assert source.tokenizer('a')['input_ids'] == tiny.tokenizer()('a').input_ids
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ('version', 'num_warnings'),
+    [
+        ('2.9.1+cu128', 1),
+        ('2.10.0', 0),
+    ],
+)
+def test_a_torch_whose_reader_of_pickles_has_a_fault_is_told_once(
+    tmp_path: Path, content: dict[str, Any], caplog, monkeypatch: pytest.MonkeyPatch, version: str, num_warnings: int
+):
+    """Mutation: at every file, or at every version."""
+    monkeypatch.setattr(torch, '__version__', version)
+    warn_of_pickles.cache_clear()
+    torch.save(content, tmp_path / 'x.pt')
+
+    read_file(tmp_path / 'x.pt')
+    read_file(tmp_path / 'x.pt')
+
+    assert [('CVE-2026-24747' in message) for message in caplog.messages] == [True] * num_warnings
+    warn_of_pickles.cache_clear()
 
 
 def test_an_object_instead_of_the_weights_is_an_error(tmp_path: Path, marker: Path, content: dict[str, Any]):

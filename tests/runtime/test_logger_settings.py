@@ -99,6 +99,8 @@ def test_a_folder_that_wandb_has_left_is_not_its_library(folder: Path, monkeypat
     (folder / 'wandb').mkdir()
     for name in [name for name in sys.modules if name.partition('.')[0] == 'wandb']:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, 'wandb', None)  # so that the folder, once imported, does not stay
+    monkeypatch.delitem(sys.modules, 'wandb')
     monkeypatch.setattr(sys, 'path', [str(folder)])
     with pytest.raises(ConfigError, match='wandb: its library is not installed'):
         build_loggers({'wandb': None}, run_name=None)

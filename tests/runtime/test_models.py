@@ -25,7 +25,19 @@ from llmfoundry_gauntlet.runtime.models import open_model
 
 CPU = torch.device('cpu')
 IDS = torch.arange(3, 40)[None]
-FAMILIES = ('llama', 'gemma2', 'gpt2', 'gpt_neox', 'opt', 'mpt', 'bloom', 'falcon', 'gpt_bigcode', 'qwen3_moe')
+FAMILIES = (
+    'llama',
+    'gemma2',
+    'gpt2',
+    'gpt_neox',
+    'opt',
+    'mpt',
+    'bloom',
+    'falcon',
+    'gpt_bigcode',
+    'qwen3_moe',
+    'mixtral',
+)
 
 
 def loaded(model: Any, **settings: Any) -> Any:
