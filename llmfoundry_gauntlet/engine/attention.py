@@ -28,6 +28,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 NAME = 'gauntlet_attention'  # the attn_implementation in a model's configuration while the engine runs it
 SELECTION = '_attn_implementation'  # the key of transformers' configurations that names the attention to use
+SELECTIONS = (SELECTION, 'attn_implementation')  # copies of it in modules: those of BERT in 4.53 have another name
 EAGER = 'eager'
 FLAGS = ('_use_sdpa', '_use_flash_attention_2')  # of attention modules
 UNLIMITED = 1 << 30  # tokens of a stream
@@ -288,8 +289,9 @@ def eager_changes(model: torch.nn.Module) -> list[Change]:
         if eager is not None:
             by_class.append((module, '__class__', eager))
         by_flag += [(module, flag, False) for flag in FLAGS if vars(module).get(flag) is True]
-        if vars(module).get(SELECTION, EAGER) != EAGER:
-            by_flag.append((module, SELECTION, EAGER))
+        for selection in SELECTIONS:
+            if vars(module).get(selection, EAGER) != EAGER:
+                by_flag.append((module, selection, EAGER))
     by_config: list[Change] = [(config, SELECTION, EAGER) for config in configs.values()]
     # A changed configuration has an effect only if the model still reads it, or with the changes of modules.
     can_switch = (
