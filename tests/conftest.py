@@ -25,7 +25,8 @@ SLOW_BY_PREFIX = {
     'composer/test_': 'dry_run',
     'data/test_': 'published real_files score_rows_reading stores',
     'engine/test_': (
-        'balance cuda generate generate_models logits model plan probe probe_generation rotary tree_attention'
+        'all_families all_other_families balance cuda generate generate_models logits model plan probe '
+        'probe_generation rotary tree_attention'
     ),
     'integration/test_': 'checkpoint_sources foundry_keys loggers resume training_resumed watch',
     'metrics/test_': 'consistency errors_cover',
@@ -43,6 +44,8 @@ LONGEST = [
     'scoring/code/test_attacks',
     'engine/test_cuda',
     'engine/test_generate',
+    'engine/test_all_families',
+    'engine/test_all_other_families',
     'test_generation_parity',
     'test_parity',
     'integration/test_demo',
