@@ -15,7 +15,7 @@ PARTS = $(foreach part,$(PART),$(or $(wildcard tests/$(part) tests/test_$(part)*
 	$(error no tests/$(part) and no tests/test_$(part)*.py)))
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: help demo test test-all test-long lint docs mutants bench gpu reference clean
+.PHONY: help demo test test-all test-long lint docs mutants bench gpu reference composer-newest clean
 
 help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
@@ -33,6 +33,7 @@ help:
 	@echo 'make gpu        check one GPU in about 15 minutes, QUICK=1 in 5: numbers, FSDP, speed, memory; lm-eval'
 	@echo '                is timed too after make reference'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
+	@echo 'make composer-newest  Composer with the newest libraries, in .venv-composer-newest, for a test of test-long'
 	@echo 'make clean      remove the environments, runs, site and what was built'
 
 # uv installs in a fifth of pip's time, but does not read pip's settings, such as a mirror; where it fails pip installs.
@@ -84,6 +85,9 @@ $(REFERENCE_READY): pyproject.toml requirements/reference.txt
 
 reference: $(REFERENCE_READY)
 
+composer-newest: pyproject.toml requirements/overrides.txt
+	$(call install,.venv-composer-newest,--overrides requirements/overrides.txt -e '.[composer]',,$(PYTHON_NEWEST))
+
 bench: $(READY) $(if $(filter programs,$(PART)),,$(REFERENCE_READY))
 	$(BIN)/python scripts/bench/$(if $(filter programs,$(PART)),programs.py,run.py $(PART)) $(if $(QUICK),--quick)
 
@@ -91,4 +95,4 @@ gpu: $(READY)
 	$(BIN)/python scripts/gpu.py $(if $(QUICK),--quick)
 
 clean:
-	rm -rf .venv .venv-newest $(REFERENCE) runs build site *.egg-info
+	rm -rf .venv .venv-newest .venv-composer-newest $(REFERENCE) runs build site *.egg-info
