@@ -50,7 +50,16 @@ TROUBLE, EXTENDING = ROOT / 'docs' / 'troubleshooting.md', ROOT / 'docs' / 'exte
 COMMANDS: Any = typer.main.get_command(app)
 LANGUAGES = {'', 'bash', 'json', 'python', 'text', 'toml', 'yaml'}
 LAUNCHERS = {'composer', 'torchrun'}
-SYSTEM = {'.', *LAUNCHERS, 'export', 'git', 'pre-commit', 'python3.11', 'ulimit'}  # whose arguments are not checked
+SYSTEM = {
+    '.',
+    *LAUNCHERS,
+    'export',
+    'git',
+    'pre-commit',
+    'python3.11',
+    'ulimit',
+    'uv',
+}  # whose arguments are not checked
 UNKNOWN = '...'  # any text in a message
 
 

@@ -21,6 +21,7 @@ from llmfoundry_gauntlet.config import score, settings, tasks
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.evaluation.suite import load_suite
+from llmfoundry_gauntlet.stack import VERSION
 
 TASKS, GAUNTLET = ROOT / 'yamls/tasks/gauntlet_v0.1.yaml', ROOT / 'yamls/gauntlets/eval_gauntlet_v0.1.yaml'
 SOURCES = {'tasks': 'icl_tasks', 'gauntlet': 'eval_gauntlet', 'score': 'score'}
@@ -225,10 +226,11 @@ def test_the_version_is_in_one_place_and_in_the_changelog(wheel: Path):
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith('.dist-info/METADATA'))
         lines = archive.read(metadata).decode().splitlines()
-    assert f'Version: {PROJECT["version"]}' in lines and 'License-Expression: Apache-2.0' in lines
-    assert f'## {PROJECT["version"]}\n' in (ROOT / 'CHANGELOG.md').read_text()
-    spoken = [path for path in (ROOT / 'llmfoundry_gauntlet').glob('*.py') if PROJECT['version'] in path.read_text()]
-    assert spoken == []
+    assert f'Version: {VERSION}' in lines and 'License-Expression: Apache-2.0' in lines
+    assert f'## {VERSION}\n' in (ROOT / 'CHANGELOG.md').read_text()
+    assert f'\nversion: {VERSION}\n' in (ROOT / 'CITATION.cff').read_text()
+    spoken = [path.name for path in (ROOT / 'llmfoundry_gauntlet').glob('*.py') if VERSION in path.read_text()]
+    assert spoken == ['stack.py']
 
 
 @pytest.mark.slow
