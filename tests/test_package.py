@@ -194,7 +194,7 @@ def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp('sdist')
     with tarfile.open(build(source, 'sdist', folder)) as archive:
         archive.extractall(folder, filter='data')
-    return folder / f'llmfoundry_gauntlet-{PROJECT["version"]}'
+    return folder / f'llmfoundry_gauntlet-{VERSION}'
 
 
 @pytest.fixture(scope='module')
