@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,6 +34,10 @@ MAX_SHOWN = 200  # characters of a text in an error
 ENDING_CHARACTERS = 100  # of a prompt, more than any mark of reasoning
 NO_IDS = np.zeros(0, np.int32)
 WORDS = ('a', 'A', 'the', '0', '1')  # tried in turn, as a vocabulary may lack the first
+
+# Settings that a slow tokenizer saves only once it has been loaded from a folder. The first two say where it came from;
+# the third repeats tokens that are saved under their own names too.
+SAVED_AFTER_LOADING = ('is_local', 'local_files_only', 'model_specific_special_tokens')
 
 # Encoded for the digest, with and without special tokens, to detect the effect of any setting.
 PROBES = (
@@ -344,9 +349,24 @@ def content_of(tokenizer: Any) -> list[bytes] | None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
-            return [path.name.encode() + b'\0' + path.read_bytes() for path in sorted(Path(folder).iterdir())]
+            return [path.name.encode() + b'\0' + saved_bytes(path) for path in sorted(Path(folder).iterdir())]
     except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):
         return None
+
+
+def saved_bytes(path: Path) -> bytes:
+    """Return the content of a file that a tokenizer saved, the same before and after it is loaded from there."""
+    content = path.read_bytes()
+    if path.name != 'tokenizer_config.json':
+        return content
+    settings = json.loads(content)
+    for name in SAVED_AFTER_LOADING:
+        settings.pop(name, None)
+    # transformers 5 adds null once loaded. Tokens given here change ids, and stay.
+    if settings.get('additional_special_tokens', ()) is None:
+        del settings['additional_special_tokens']
+    text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + '\n'  # as transformers writes it
+    return text.encode('utf-8', 'surrogatepass')
 
 
 def foreign_sources(kind: type) -> list[bytes] | None:

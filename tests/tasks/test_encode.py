@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from dataclasses import replace
+from typing import Any
 
 import networks
 import numpy as np
@@ -416,6 +417,46 @@ def test_the_fingerprint_of_a_slow_tokenizer_does_not_depend_on_folder_or_use(tm
     assert expected is not None
     assert fingerprint(tokenizer) == expected
     assert fingerprint(slow(tmp_path / 'b')) == expected
+
+
+@pytest.mark.parametrize('kind', [ByT5Tokenizer, transformers.CanineTokenizer])
+def test_fingerprint_and_name_of_a_slow_tokenizer_are_the_same_once_it_was_saved_and_loaded(tmp_path, kind: Any):
+    tokenizer = kind()
+    tokenizer.save_pretrained(tmp_path / 'a')
+    loaded = kind.from_pretrained(tmp_path / 'a')
+    loaded.save_pretrained(tmp_path / 'b')
+    loaded_again = kind.from_pretrained(tmp_path / 'b')
+
+    encoders = [Encoder(each) for each in (tokenizer, loaded, loaded_again)]
+
+    assert None not in {encoder.fingerprint for encoder in encoders}
+    assert len({encoder.fingerprint for encoder in encoders}) == 1
+    assert len({encoder.name for encoder in encoders}) == 1
+
+
+def ctrl(folder, *, merges=('a b', 'ab c'), **changes):
+    """Return a tokenizer that is in Python on both stacks, whose merges are in no vocabulary."""
+    slow(folder, merges=merges)
+    return transformers.CTRLTokenizer(str(folder / 'vocab.json'), str(folder / 'merges.txt'), **changes)
+
+
+def test_what_changes_the_ids_of_a_tokenizer_in_python_changes_its_fingerprint(tmp_path):
+    unknown = '<|endoftext|>'
+    stripping = ctrl(tmp_path / 'a', unk_token=unknown)
+    stripping.add_tokens([transformers.AddedToken('squad', lstrip=True)])
+    tokenizers = [
+        ctrl(tmp_path / 'a', unk_token=unknown),
+        ctrl(tmp_path / 'b', unk_token=unknown, merges=('b c', 'a bc')),
+        ctrl(tmp_path / 'a', unk_token='a'),
+        ctrl(tmp_path / 'a', unk_token=unknown, additional_special_tokens=['bc']),
+        added(ctrl(tmp_path / 'a', unk_token=unknown)),
+        stripping,
+    ]
+
+    fingerprints = [fingerprint(tokenizer) for tokenizer in tokenizers]
+
+    assert None not in fingerprints
+    assert len(set(fingerprints)) == len(tokenizers)
 
 
 def test_what_changes_the_ids_of_a_slow_tokenizer_changes_its_fingerprint(tmp_path):
