@@ -7,7 +7,8 @@ from importlib.util import find_spec
 
 from llmfoundry_gauntlet.errors import MissingPackageError
 
-if find_spec('composer') is None:
+# Any folder of that name on the path, without Composer's __init__.py, is found as a package too: it has no origin.
+if getattr(find_spec('composer'), 'origin', None) is None:
     raise MissingPackageError(
         'EvalGauntlet and build_icl_evaluators need MosaicML Composer, which is not installed; '
         "pip install 'llmfoundry-gauntlet[composer]'. Gauntlet, evaluate and the commands do without it"

@@ -37,3 +37,20 @@ def test_the_error_is_an_import_error_and_one_of_ours():
         'from llmfoundry_gauntlet import Gauntlet, evaluate\n'
     )
     subprocess.run([sys.executable, '-c', program], check=True, timeout=120)
+
+
+def test_a_folder_named_composer_is_not_taken_for_the_package(tmp_path):
+    (tmp_path / 'composer').mkdir()
+    # As on a path where nothing but that folder has the name.
+    program = (
+        'import importlib.util, sys\n'
+        'from importlib.machinery import PathFinder\n'
+        'find_spec = importlib.util.find_spec\n'
+        f'folder = PathFinder.find_spec("composer", [{str(tmp_path)!r}])\n'
+        'assert folder is not None\n'
+        'importlib.util.find_spec = lambda name, package=None: folder if name == "composer" else find_spec(name)\n'
+    ) + USES['the callback']
+
+    done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, timeout=120)
+
+    assert 'MissingPackageError: EvalGauntlet' in done.stderr
