@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
@@ -36,6 +37,7 @@ from llmfoundry_gauntlet.types import ItemResult
 
 SHOWN_OF_SCORE = ('accuracy', 'consistency_rate')
 MAX_RUNS = 8  # that colours tell apart
+EVALUATIONS = 'gauntlet'  # the folder of evaluations within that of a run, by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +176,7 @@ class RunSeries:
 
 
 def find_runs(folders: Sequence[Path]) -> list[RunSeries]:
-    """Return the runs at or below these folders, named by `short_names`.
+    """Return the runs at or below these folders, under short names.
 
     Sibling folders with evaluations of different training batches are one run; every other evaluation is a run of its
     own. Raise RecordError for a damaged record, ConfigError for more runs than a page can show.
@@ -188,11 +190,25 @@ def find_runs(folders: Sequence[Path]) -> list[RunSeries]:
         named = ', '.join(map(str, paths[:3]))
         raise ConfigError(f'there are {len(paths)} runs ({named}, ...); a page shows at most {MAX_RUNS}: name fewer')
 
-    names = [str(paths[0])] if len(paths) == 1 else short_names(paths)
     return [
         RunSeries(name=name, evaluations=evaluations)
-        for name, (_, evaluations) in zip(names, runs.values(), strict=True)
+        for name, (_, evaluations) in zip(run_names(paths), runs.values(), strict=True)
     ]
+
+
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """Return a name for the run in each folder: of a single one that of the folder, of several by `short_names`."""
+    # The folder of evaluations is called alike in every run, so its name tells nothing.
+    whole_paths = [Path(os.path.abspath(folder)) for folder in folders]
+    paths = [Path(*[part for part in path.parts if part != EVALUATIONS]) for path in whole_paths]
+    if len({*paths}) < len(paths):
+        paths = whole_paths
+    if len(paths) > 1:
+        return short_names(paths)
+
+    (path,) = paths
+    is_one_of_a_run = whole_paths[0].parent.name == EVALUATIONS
+    return ['/'.join(path.parts[-2:]) if is_one_of_a_run else path.name or str(path)]
 
 
 def runs_below(folder: Path) -> Iterator[tuple[Path, list[Run]]]:

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmfoundry_gauntlet.errors import ConfigError, DataError
-from llmfoundry_gauntlet.results.report.printing import TITLE, origin_banner, shortened_banner
+from llmfoundry_gauntlet.results.report.printing import CLEAR, TITLE, origin_banner, shortened_banner
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
 from llmfoundry_gauntlet.results.report.sections import Section, make_sections
-from llmfoundry_gauntlet.results.report.tables import MINUS, TableRow, ends_of, shorten_middle, visible
+from llmfoundry_gauntlet.results.report.tables import TableRow, ends_of, shorten_middle, typographic, visible
 from llmfoundry_gauntlet.results.runs import Run, RunSeries, find_runs
 from llmfoundry_gauntlet.results.samples import prompts_of, shared_key
 from llmfoundry_gauntlet.results.token_limits import ended_at_limit
 from llmfoundry_gauntlet.stack import VERSION
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.score import UNPARSED as NO_ANSWER
-from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
+from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Measure, Prompt
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -43,6 +43,7 @@ KINDS = ('right', 'wrong', 'partly right', 'truncated', 'unparsed', 'unscored')
 RIGHT, WRONG, PARTLY, TRUNCATED, UNPARSED, UNSCORED = KINDS
 PREVIEW = 80  # characters of an answer in a list
 MAX_CHOICES = 30
+MAX_TITLE = 80  # characters of a name in the title
 NOT_READ = 'data files were not read'
 CHANGED = 'rebuilt from the data file it differs: data, shots or settings have changed since the evaluation'
 NO_ROW = 'the data file no longer has this row'
@@ -112,11 +113,14 @@ def chart_specs(sections: Sequence[Section]) -> list[dict[str, Any]]:
 
 
 def default_title(runs: Sequence[RunSeries]) -> str:
-    """Return the name of a single run's model, else of the gauntlet."""
-    name = (runs[0].last.record['model'] or {}).get('name')
-    if len(runs) > 1 or not name:
-        return TITLE
-    return f'{TITLE}: {shorten_middle(str(name), 80)}'
+    """Return the name of a single run's model, or what is compared."""
+    if len(runs) == 1:
+        name = (runs[0].last.record['model'] or {}).get('name')
+        return f'{TITLE}: {shorten_middle(str(name), MAX_TITLE)}' if name else TITLE
+
+    baseline = shorten_middle(runs[0].name, MAX_TITLE)
+    compared = shorten_middle(runs[1].name, MAX_TITLE) if len(runs) == 2 else f'{len(runs) - 1} runs'
+    return f'{compared} compared with {baseline}'
 
 
 def make_environment() -> Environment:
@@ -137,7 +141,9 @@ def make_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(breakable=breakable, exact=repr, typographic=typographic, excerpt=excerpt)
-    environment.globals.update(kinds_of=kinds_of, deciding=deciding, bars=bars)
+    environment.globals.update(
+        kinds_of=kinds_of, deciding=deciding, bars=bars, difference_bar=difference_bar, facts_of=facts_of
+    )
     return environment
 
 
@@ -149,27 +155,53 @@ def breakable(text: str) -> Markup:
     return Markup(re.sub(r'(?<=<wbr>)\d+-shot$', r'<span class="shots">\g<0></span>', broken))
 
 
-def typographic(number: str) -> str:
-    """Return a number with a typographic minus sign, and 0 without any."""
-    return re.sub(r'^-(?=[0.]+$)', '', number.strip()).replace('-', MINUS)
+def facts_of(run: RunSeries) -> list[str]:
+    """Return what the head of the page tells about a run besides its name."""
+    record = run.last.record
+    model, training = record['model'] or {}, record.get('training') or {}
+    facts = [' '.join(filter(None, [model.get('name'), model.get('class')]))]
+    if model.get('num_parameters'):
+        facts.append(f'{model["num_parameters"]:,} parameters')
+
+    first, last = run.evaluations[0], run.last
+    if first is not last:
+        facts.append(f'{len(run.evaluations)} evaluations, {first.name} to {last.name}')
+    elif last.batch is not None:
+        facts.append(last.name)
+    if training.get('token'):
+        facts.append(f'{training["token"]:,} training tokens')
+    facts.append(f'{record["semantics"]} semantics')
+    return list(filter(None, facts))
 
 
 def bars(row: TableRow, domain: tuple[float, float]) -> tuple[str | None, list[tuple[int, list[str]]]]:
     """Return where the table draws chance, and the low end, value and high end of each run, on an axis of 100."""
-    low, high = domain
-
-    def place(value: float) -> str:
-        within = min(max(value, low), high)
-        return f'{100 * (within - low) / (high - low):.1f}'
-
     scores = [(run, cell) for run, cell in enumerate(row.cells) if isinstance(cell, ScoreRow)]
     drawn = []
     for run, score in scores:
         if score.value is not None:
             low_end, high_end = ends_of(score) or (score.value, score.value)
-            drawn.append((run, [place(low_end), place(score.value), place(high_end)]))
+            drawn.append((run, [place_on(domain, end) for end in (low_end, score.value, high_end)]))
     chances = [score.chance for _, score in scores if score.chance is not None]
-    return (place(chances[0]) if chances else None), drawn
+    return (place_on(domain, chances[0]) if chances else None), drawn
+
+
+def difference_bar(row: TableRow, domain: tuple[float, float]) -> tuple[bool, str, list[str]]:
+    """Return whether a difference is clear, where the table draws 0, and the low end, value and high end."""
+    difference, _, _, p_value, _ = row.cells
+    is_clear = isinstance(p_value, float) and p_value < CLEAR
+    ends: list[str] = []
+    if isinstance(difference, Measure) and difference.value is not None:
+        low_end, high_end = ends_of(difference) or (difference.value, difference.value)
+        ends = [place_on(domain, end) for end in (low_end, difference.value, high_end)]
+    return is_clear, place_on(domain, 0.0), ends
+
+
+def place_on(domain: tuple[float, float], value: float) -> str:
+    """Return the place of a value on an axis of 100 that covers the domain; values beyond it are at its ends."""
+    low, high = domain
+    within = min(max(value, low), high)
+    return f'{100 * (within - low) / (high - low):.1f}'
 
 
 def excerpt(text: str, head: int, tail: int) -> str:

@@ -328,19 +328,21 @@ def difference_table(
     """Return two runs with a row per task and composite, the largest differences first.
 
     `names` are those of the two runs, by default the ends of their paths. On a narrow screen only the first columns are
-    seen: `difference_first` begins with the difference.
+    seen: `difference_first` begins with the difference, followed by the scores.
     """
     names = names or short_names([Path(comparison.first), Path(comparison.second)])
     of_runs = [Column(name) for name in names]
-    of_difference = [Column('diff', SIGNED, with_error=True), Column('p (Holm)', starred), Column('MDE')]
-    columns = [*of_difference, *of_runs] if difference_first else [*of_runs, *of_difference]
+    of_difference = Column('diff', SIGNED, with_error=True)
+    of_error = [Column('p (Holm)', starred), Column('MDE')]
+    columns = [of_difference, *of_runs, *of_error] if difference_first else [*of_runs, of_difference, *of_error]
     parts = []
     for kind, group in comparison.groups.items():
         rows = []
         for name, compared in group.items():
             scores: list[Cell] = [compared.first, compared.second]
-            difference: list[Cell] = [compared.difference, compared.p_holm, compared.detectable]
-            cells = [*difference, *scores] if difference_first else [*scores, *difference]
+            difference = compared.difference
+            error: list[Cell] = [compared.p_holm, compared.detectable]
+            cells = [difference, *scores, *error] if difference_first else [*scores, difference, *error]
             rows.append(TableRow(name=name, cells=cells, is_bold=kind == 'composites'))
         parts.append(by_size(rows, 0 if difference_first else 2))
     differences = {

@@ -13,11 +13,28 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.errors import RecordError, listed
+from llmfoundry_gauntlet.metrics.comparison import Difference
 from llmfoundry_gauntlet.results.report.comparison import Comparison, compare_runs, corrected
-from llmfoundry_gauntlet.results.report.printing import OTHER_TASKS, difference_table, scores_table, share_notes
+from llmfoundry_gauntlet.results.report.printing import (
+    CLEAR,
+    OTHER_TASKS,
+    difference_table,
+    scores_table,
+    share_notes,
+)
 from llmfoundry_gauntlet.results.report.scores import ScoreRow
-from llmfoundry_gauntlet.results.report.tables import MINUS, Cell, Column, Table, TableRow, ends_of, visible
+from llmfoundry_gauntlet.results.report.tables import (
+    MINUS,
+    Cell,
+    Column,
+    Table,
+    TableRow,
+    ends_of,
+    typographic,
+    visible,
+)
 from llmfoundry_gauntlet.results.runs import Run, RunSeries
+from llmfoundry_gauntlet.types import Measure
 
 BY_VARIANT = 'accuracy_by_variant'
 SCORE_METRICS = (
@@ -35,6 +52,11 @@ MOST_CHANGED = 10  # tasks of a training run
 PANEL_HEIGHT, TASK_PANEL_HEIGHT = 120, 90  # pixels
 LOSS = 'loss'  # the kind of a row that is no score
 BAND_OPACITY = 0.16
+SMALLEST_DIFFERENCE = 0.01  # that has an axis of its own
+NOUNS = {'composites': 'averages and categories', 'tasks': 'tasks', 'score': 'measures of SCORE'}
+BARS_LEGEND = (
+    f'bars: 95 % intervals of differences, cut at the ends of the axis; those with p below {CLEAR} have colour'
+)
 
 Charts = Mapping[str, Any]  # Altair charts by title
 
@@ -270,6 +292,7 @@ class ComparedPair:
     first: Run
     second: Run
     names: tuple[str, str]
+    index: int  # of the second among the runs of the page, which have a colour each
 
     @property
     def title(self) -> str:
@@ -283,12 +306,13 @@ def changes_section(runs: Sequence[RunSeries]) -> Section:
     if is_training:
         before, last = runs[0].evaluations[-2:]
         title = f'What changed since {before.name}'
-        pairs = [ComparedPair(first=before, second=last, names=(before.name, last.name))]
+        pairs = [ComparedPair(first=before, second=last, names=(before.name, last.name), index=0)]
     else:
         title = 'Comparison'
         baseline = runs[0]
         pairs = [
-            ComparedPair(first=baseline.last, second=run.last, names=(baseline.name, run.name)) for run in runs[1:]
+            ComparedPair(first=baseline.last, second=run.last, names=(baseline.name, run.name), index=index)
+            for index, run in enumerate(runs[1:], start=1)
         ]
 
     notes: list[str] = []
@@ -303,13 +327,57 @@ def changes_section(runs: Sequence[RunSeries]) -> Section:
 
     tables: list[Table] = []
     for pair, comparison in zip(comparable, corrected(comparisons), strict=True):
+        notes.append(clear_differences(pair, comparison))
         table = difference_table(comparison, names=pair.names, difference_first=True)
-        tasks, *others = table.parts
+        tasks, composites, *others = table.parts
+        composites = sorted(composites, key=lambda row: row.name not in comparison.averages)
+        table = replace(table, parts=[tasks, composites, *others], legend=f'{table.legend}; {BARS_LEGEND}')
         if is_training and len(tasks) > MOST_CHANGED:
-            table = replace(table, parts=[tasks[:MOST_CHANGED], *others])
+            table = replace(table, parts=[tasks[:MOST_CHANGED], composites, *others])
             notes.append(f'The {MOST_CHANGED} of {len(tasks)} tasks that changed most; gauntlet compare shows all.')
-        tables.append(replace(table, title=pair.title))
+        tables.append(replace(table, title=pair.title, domain=domain_of_differences(table), compared_run=pair.index))
     return Section(name='changes', title=title, notes=notes, tables=tables)
+
+
+def clear_differences(pair: ComparedPair, comparison: Comparison) -> str:
+    """Return a sentence with the clear differences of each kind."""
+    first, second = pair.names
+    parts = []
+    for kind, noun in NOUNS.items():
+        # Without an error nothing is known about a difference, so it is not counted.
+        differences = comparison.groups[kind]
+        with_error = {name: found for name, found in differences.items() if found.p_holm is not None}
+        if with_error:
+            clear = clear_values(with_error)
+            part = f'{len(clear)} of {len(with_error)} {noun}'
+            if clear:
+                named = listed(f'{name} {typographic(f"{value:+.3f}")}' for name, value in clear.items())
+                part = f'{part} ({named})'
+            parts.append(part)
+    if not parts:
+        return f'The errors of all differences between {second} and {first} are unknown.'
+    return f'{second} differs clearly (p below {CLEAR} after correction) from {first} in {"; ".join(parts)}.'
+
+
+def clear_values(differences: Mapping[str, Difference]) -> dict[str, float]:
+    """Return the clear differences by name, the largest first."""
+    clear: dict[str, float] = {}
+    for name, compared in differences.items():
+        value = compared.difference.value
+        if value is not None and compared.p_holm is not None and compared.p_holm < CLEAR:
+            clear[name] = value
+    return dict(sorted(clear.items(), key=lambda name_and_value: -abs(name_and_value[1])))
+
+
+def domain_of_differences(table: Table) -> tuple[float, float]:
+    """Return an axis with 0 in its middle and the largest difference in the middle of a half.
+
+    Intervals of tasks with few items may be wider. With room for them, those of composites would be points.
+    """
+    differences = [row.cells[0] for row in table.rows]
+    sizes = [abs(difference.value or 0.0) for difference in differences if isinstance(difference, Measure)]
+    bound = 2 * max([SMALLEST_DIFFERENCE, *sizes])
+    return -bound, bound
 
 
 def evaluations_section(runs: Sequence[RunSeries]) -> Section:
@@ -412,7 +480,8 @@ def shared_axes(rows: Sequence[ScoreRow], baseline: float | None, domain: Sequen
     return Axes(
         progress=progress,
         progress_title='training tokens' if by_token else 'training batch',
-        progress_axis=alt.Axis(tickCount=4, format='~s' if by_token else ','),
+        # d3 would write 0 tokens as 0M.
+        progress_axis=alt.Axis(tickCount=4, labelExpr=f"format(datum.value, '{'~s' if by_token else ','}')"),
         progress_scale=alt.Scale(domain=[min(progress_of_rows), max(progress_of_rows)], nice=False),
         color=alt.Color('run:N', sort=run_names, legend=legend),
         score_domain=domain,

@@ -106,7 +106,8 @@ class Table:
     """Rows in parts below a header; `name` is that of the first column, and `columns` are the others.
 
     `legend` explains the columns; `notes` say why numbers are absent; `warnings` come last. The report page draws the
-    intervals on an axis of the `domain`.
+    intervals on an axis of the `domain`: those of scores, or those of the differences of the run with the index
+    `compared_run`, which are in the first column.
     """
 
     title: str
@@ -114,6 +115,7 @@ class Table:
     parts: Sequence[Sequence[TableRow]]
     name: str = ''
     domain: tuple[float, float] | None = None
+    compared_run: int | None = None
     legend: str = ''
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -256,6 +258,11 @@ def without_markdown(text: str) -> str:
 def visible(text: str) -> str:
     """Return the text with unprintable characters as escapes, such as \\u2028."""
     return UNPRINTABLE.sub(lambda character: character[0].encode('unicode_escape').decode('ascii'), text)
+
+
+def typographic(number: str) -> str:
+    """Return a number with a typographic minus sign, and 0 without any sign."""
+    return re.sub(r'^[-+](?=[0.]+$)', '', number.strip()).replace('-', MINUS)
 
 
 def shorten_middle(text: str, length: int) -> str:

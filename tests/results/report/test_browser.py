@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import run_cli
-from recorded_runs import BATCHES, CHOICES, RIDDLES, ROWS, record_run, write_lines
+from recorded_runs import BATCHES, CHOICES, RIDDLES, ROWS, edited, record_run, write_lines
 
 MINUS = '\u2212'
 
@@ -171,6 +172,66 @@ def test_the_line_at_chance_has_the_colour_of_text(opened, page_file: Path, sche
         .map((one) => getComputedStyle(one).stroke)"""
     )
     assert len(strokes) == 8 and {*strokes} == {ink}  # of every chart but that of the loss
+    ticks = page.evaluate('[...document.querySelectorAll(".plot .chance")].map((one) => getComputedStyle(one).stroke)')
+    assert ticks and {*ticks} == {ink}
+
+
+CONTRASTS = """() => {
+  // The relative luminance and the contrast ratio of WCAG 2.1.
+  const channels = (color) => color.match(/[\\d.]+/g).map(Number);
+  const luminance = (color) => channels(color).slice(0, 3)
+    .map((value) => value / 255)
+    .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, value, place) => sum + value * [0.2126, 0.7152, 0.0722][place], 0);
+  const isOpaque = (color) => channels(color).length === 3;
+  const behind = (one) => {
+    const color = getComputedStyle(one).backgroundColor;
+    return isOpaque(color) || !one.parentElement ? color : behind(one.parentElement);
+  };
+  const ratios = {};
+  for (const one of document.body.querySelectorAll('*')) {
+    const ownText = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!ownText || !one.checkVisibility()) continue;
+    const style = getComputedStyle(one);
+    const ink = luminance(one instanceof SVGElement ? style.fill : style.color);
+    const paper = luminance(behind(one));
+    const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    const name = `${one.tagName}.${one.getAttribute('class') ?? ''}`;
+    ratios[name] = Math.min(ratio, ratios[name] ?? 21);
+  }
+  return ratios;
+}"""
+
+
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_all_text_has_a_contrast_of_at_least_4_5(opened, page_file: Path, scheme: str):
+    page = opened(page_file, color_scheme=scheme)
+    page.evaluate('document.querySelectorAll("details").forEach((one) => { one.open = true; })')
+
+    ratio_of_text = page.evaluate(CONTRASTS)
+
+    assert len(ratio_of_text) > 20 and 'text.' in ratio_of_text  # also of the charts
+    assert {name: ratio for name, ratio in ratio_of_text.items() if ratio < 4.5} == {}
+
+
+def test_learning_curves_and_the_loss_have_one_axis_below_each_other_on_a_phone(opened, training: Path, tmp_path: Path):
+    # Labels of a high loss are wider than those of scores.
+    with_high_loss = shutil.copytree(training, tmp_path / 'training')
+    for batch in BATCHES.values():
+        with edited(with_high_loss / f'ba{batch}') as record:
+            if record['training']['loss'] is not None:
+                record['training']['loss'] += 10.0
+    out = tmp_path / 'page.html'
+    assert run_cli('report', with_high_loss, '--out', out, '--no-prompts') == 0
+    page = opened(out, viewport={'width': 390, 'height': 844})
+    ends_of_axes = page.evaluate(
+        """[...document.querySelectorAll('#curves .chart')].map((chart) => {
+          const { left, right } = chart.querySelector('.role-axis .role-axis-domain line').getBoundingClientRect();
+          return [left, right].map(Math.round);
+        })"""
+    )
+    assert len(ends_of_axes) == 5
+    assert len({tuple(ends) for ends in ends_of_axes}) == 1
 
 
 HOSTILE = [

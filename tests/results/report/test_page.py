@@ -35,6 +35,7 @@ from recorded_runs import (
 )
 
 from llmfoundry_gauntlet.results.report.page import kinds_of
+from llmfoundry_gauntlet.results.runs import find_runs
 
 MINUS = '\u2212'
 SHOTS = 'riddles/2-shot'
@@ -47,6 +48,14 @@ READ = """() => {
   const rows = (table) => [...table.rows].map((row) => [...row.cells].map(cell));
   return {
     tables: Object.fromEntries(all('table:has(caption)').map((one) => [text(one.caption), rows(one)])),
+    title: document.title,
+    heading: text(document.querySelector('h1')),
+    leads: all('.lead').map(text),
+    bars: all('#changes .plot svg').map((svg) => ({
+      kind: svg.querySelector('g')?.getAttribute('class'),
+      value: svg.querySelector('circle')?.getAttribute('cx'),
+      zero: svg.querySelector('.chance').getAttribute('x1'),
+    })),
     runs: all('.runs b').map(text),
     banners: all('.banner').map(text),
     intervals: all('.plot line:not(.chance)').map((one) => [one.getAttribute('x1'), one.getAttribute('x2')]),
@@ -262,12 +271,13 @@ def check_differences(table: dict[str, list[Any]], comparison: dict[str, Any]) -
         # The difference is first, as a phone shows only the first columns.
         assert [cell['value'] for cell in table[name]] == [
             entry['difference'].get('value'),
-            entry['p_holm'],
-            entry['detectable'],
             entry['first'].get('value'),
             entry['second'].get('value'),
+            entry['p_holm'],
+            entry['detectable'],
+            None,  # its interval as a bar
         ]
-        assert table[name][1]['text'].endswith('*') == (entry['p_holm'] < 0.05)
+        assert table[name][3]['text'].endswith('*') == (entry['p_holm'] < 0.05)
 
 
 def test_several_runs_are_side_by_side_and_compared_over_items_with_equal_prompts(read, several, compared):
@@ -296,6 +306,67 @@ def test_several_runs_are_side_by_side_and_compared_over_items_with_equal_prompt
         assert [line['row'] for line in lines] == [row, row, row]
         expected.append([f'Twice {row}?', f'{2 * row}', *(line['text'] for line in lines)])
     assert [sample['passages'] for sample in page['samples'] if RIDDLES in sample['text']] == expected
+
+
+@pytest.fixture(scope='module')
+def better(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Return a run that has all topics wrong and another that has them right, with equal answers to the rest."""
+    folder = tmp_path_factory.mktemp('better')
+    runs = []
+    for name, is_right in (('baseline', False), ('candidate', True)):
+        answers = answers_of(0, [CHOICES, TOPICS])
+        for answer in answers:
+            if answer['task'] == 'topics':
+                gold = ROWS[TOPICS][answer['row']]['gold']
+                # One of the rows is right in both, so that the differences of the items vary.
+                chosen = gold if is_right or answer['row'] == 0 else (gold + 1) % len(answer['logprobs'])
+                answer['logprobs'] = [-1.0 if choice == chosen else -9.0 for choice in range(len(answer['logprobs']))]
+        runs.append(record_run(folder / name, data, [CHOICES, TOPICS], answers=answers))
+    return runs
+
+
+def test_the_page_of_two_runs_says_first_what_is_compared_and_what_differs_clearly(read, better: list[Path]):
+    page = read(*better, '--no-prompts')
+
+    assert page['title'] == page['heading'] == 'candidate compared with baseline'
+    # The score is the mean of three categories; in that of row 0 three of four rows differ.
+    assert page['leads'][0].startswith('candidate differs clearly')
+    assert page['leads'][0].endswith(f'from baseline in 1 of 2 tasks ({TOPICS} +0.917).')
+
+
+def test_the_bar_of_a_difference_has_colour_only_if_it_is_clear(read, better: list[Path]):
+    page = read(*better, '--no-prompts')
+
+    # The axis ends at twice the largest difference, and 0 is in its middle.
+    clear, unclear = page['bars']
+    assert clear == {'kind': 'run1', 'value': '75.0%', 'zero': '50.0%'}
+    assert unclear == {'kind': 'unclear', 'value': '50.0%', 'zero': '50.0%'}
+
+
+def test_averages_are_above_categories_in_a_comparison(read, runs: dict[str, Path]):
+    page = read(runs['a'], runs['b'], '--no-prompts')
+    assert {*[*table_of(page, f'b {MINUS} a')][:2]} == {'core', 'reading alone'}
+
+
+@pytest.mark.parametrize(
+    ('folders', 'shown', 'names'),
+    [
+        # A single run.
+        (['llama/gauntlet/ba20', 'llama/gauntlet/ba100'], ['llama/gauntlet'], ['llama']),
+        (['llama/gauntlet/ba20', 'llama/gauntlet/ba100'], ['.'], ['llama']),
+        (['llama/gauntlet/ba20'], ['llama/gauntlet/ba20'], ['llama/ba20']),
+        (['mine'], ['mine'], ['mine']),
+        # Several.
+        (['one/gauntlet/ba20', 'two/gauntlet/ba20'], ['one', 'two'], ['one', 'two']),
+        (['one/gauntlet/ba20', 'one/ba20'], ['one'], ['ba20', 'gauntlet/ba20']),
+    ],
+)
+def test_runs_have_names_rather_than_paths(
+    runs: dict[str, Path], tmp_path: Path, folders: list[str], shown: list[str], names: list[str]
+):
+    for batch, folder in enumerate(folders):
+        copy_run(runs['a'], tmp_path / folder, batch=batch)
+    assert [run.name for run in find_runs([tmp_path / folder for folder in shown])] == names
 
 
 def rows_of_charts(charts: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

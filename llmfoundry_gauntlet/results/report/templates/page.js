@@ -88,9 +88,10 @@
     aria: false,
     view: { stroke: null },
     range: { category: [0, 1, 2, 3, 4, 5, 6, 7].map((place) => `var(--s${place})`) },
-    rule: { strokeWidth: 2, opacity: 0.75, color: ink },
+    rule: { strokeWidth: 2, opacity: 1, color: ink },
     point: { size: 60, opacity: 1 },
     legend: { labelColor: ink, labelFontSize: 12, columns: 2 },
+    axisY: { minExtent: 44 }, // so that panels below each other are aligned
     axis: {
       labelColor: quiet, titleColor: quiet, gridColor: 'var(--line)', domainColor: 'var(--line)',
       tickColor: 'var(--line)', labelFontSize: 12, titleFontSize: 12, titleFontWeight: 'normal',
