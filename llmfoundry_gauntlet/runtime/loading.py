@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 from packaging.version import Version
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from llmfoundry_gauntlet.errors import ModelError, listed
@@ -28,6 +28,7 @@ WRAPPERS = re.compile(r'\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_
 OF_ADAPTER = re.compile(r'\.(?:lora_[A-Z]\w*|base_layer|modules_to_save|original_module)\.')
 # `dtype` was named `torch_dtype` before transformers 4.56 (docs/compatibility.md).
 DTYPE = 'dtype' if Version(transformers.__version__) >= Version('4.56') else 'torch_dtype'
+MAY_BE_MISSING = '_keys_to_ignore_on_load_missing'  # of the classes of models
 
 WeightSource = Callable[[], StoredWeights] | Path  # a function that reads the weights, or a GGUF file
 CORRUPTED = 'state dictionary of the model you are trying to load is corrupted'  # of transformers below 5
@@ -65,7 +66,7 @@ def load_network(
         check_no_adapter(name, weights)
         check_types(name, empty, weights)
         place, found = None, {'state_dict': dict(weights)}
-    with model_errors(f'{name}: the weights cannot be loaded'), quiet():
+    with model_errors(f'{name}: the weights cannot be loaded'), quiet(), all_reported(empty):
         try:
             network, report = type(empty).from_pretrained(
                 place,
@@ -178,6 +179,25 @@ def copy_shared(network: Any, stored: Iterable[torch.Tensor]) -> None:
     for tensor in (*network.parameters(), *network.buffers()):
         if not tensor.is_meta and tensor.untyped_storage().data_ptr() in of_file:
             tensor.data = tensor.data.clone()
+
+
+@contextmanager
+def all_reported(empty: Any) -> Iterator[None]:
+    """Let transformers report every missing weight until the context ends.
+
+    Some models list weights that it leaves out of its report: MPT of transformers 4.53 its output embedding, which is
+    not tied in each configuration.
+    """
+    models = [type(module) for module in empty.modules() if isinstance(module, PreTrainedModel)]
+    kinds = {kind for model in models for kind in model.__mro__}
+    listed_by = {kind: vars(kind)[MAY_BE_MISSING] for kind in kinds if MAY_BE_MISSING in vars(kind)}
+    for kind in listed_by:
+        setattr(kind, MAY_BE_MISSING, None)
+    try:
+        yield
+    finally:
+        for kind, names in listed_by.items():
+            setattr(kind, MAY_BE_MISSING, names)
 
 
 @contextmanager

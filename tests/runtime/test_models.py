@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import tiny
 import torch
 import transformers
 from paths import FIXTURES
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -102,6 +104,50 @@ def test_every_format_gives_the_network_of_transformers(
     for form in ('whole.pt', 'sharded'):
         expected.generation_config = transformers.GenerationConfig.from_model_config(expected.config)
         check_same(loaded(tmp_path / form, dtype=dtype), expected)
+
+
+EXPERTS = {
+    'Qwen3Moe': {'num_experts': 4, 'num_experts_per_tok': 2, 'moe_intermediate_size': 16, 'head_dim': 8},
+    'Mixtral': {'num_local_experts': 4},
+    'Olmoe': {'num_experts': 4, 'num_experts_per_tok': 2},
+    'Qwen2Moe': {
+        'num_experts': 4,
+        'num_experts_per_tok': 2,
+        'moe_intermediate_size': 16,
+        'shared_expert_intermediate_size': 16,
+    },
+    'DeepseekV3': {
+        'n_routed_experts': 4,
+        'num_experts_per_tok': 2,
+        'n_group': 2,
+        'topk_group': 1,
+        'moe_intermediate_size': 16,
+        'first_k_dense_replace': 1,
+        'num_key_value_heads': 4,
+        'q_lora_rank': 16,
+        'kv_lora_rank': 16,
+        'qk_rope_head_dim': 4,
+        'qk_nope_head_dim': 8,
+        'v_head_dim': 8,
+    },
+}
+
+
+@pytest.mark.parametrize('family', EXPERTS)
+def test_experts_that_are_stored_one_by_one_have_the_numbers_of_the_network_that_was_saved(tmp_path: Path, family: str):
+    """transformers 5 has the experts of a layer in one tensor, and the hub has a tensor of each."""
+    torch.manual_seed(0)
+    network = networks.family(family, **{**networks.GROUPED, 'vocab_size': 259, **EXPERTS[family]})().eval()
+    tiny.save(network, tmp_path)
+    stored = load_file(tmp_path / 'model.safetensors')
+    experts = [name for name in stored if re.search(r'\.experts\.[0-3]\.', name)]
+    assert len(experts) % (4 * 3) == 0
+    assert experts
+
+    again = loaded(tmp_path)
+
+    with torch.no_grad():
+        assert torch.equal(again(input_ids=IDS).logits, network(input_ids=IDS).logits)
 
 
 @pytest.mark.parametrize('name', ['rotary_bos', 'alibi_pad_eos'])
