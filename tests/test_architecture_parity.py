@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import networks
 import numpy as np
 import pytest
 from paths import ROOT
@@ -70,8 +71,15 @@ def losses_of(results: tuple[ItemResult, ...]) -> list[list[float]]:
     ]
 
 
+def skip_other_weights(network: str) -> None:
+    """Skip the test of a network whose weights are not those that were recorded."""
+    if networks.IS_TRANSFORMERS_5 and network == 'mixtral':
+        pytest.skip('transformers 5 draws the weights of all experts at once, so others from the same seed')
+
+
 @pytest.mark.parametrize('network', RECORDED['networks'])
 def test_drawn_weights_are_those_of_the_recording(network: str):
+    skip_other_weights(network)
     assert digest_of_weights(draw_network(network)) == RECORDED['networks'][network]['weights_sha256']
 
 
@@ -85,6 +93,7 @@ def test_drawn_weights_are_those_of_the_recording(network: str):
     ],
 )
 def test_items_equal_the_reference_but_for_documented_generations(network: str, label: str, batch_size: str):
+    skip_other_weights(network)
     theirs = RECORDED['networks'][network]['cases'][label][batch_size]
     ours = results_of(network, CASES[label].get('pad_token', PADDING))[label]
     if 'losses' in theirs:

@@ -74,6 +74,10 @@ def test_the_hidden_token_is_not_masked_in_generations(name: str, layout: str):
     check_with_hidden_token(generated, model, layout, generations.generated_alone(model, requests, generated))
 
 
+@pytest.mark.skipif(
+    networks.IS_TRANSFORMERS_5,
+    reason="`generate` of transformers 5 gives masked tokens position 0, llm-foundry's and ours 1",
+)
 @pytest.mark.parametrize('loaded', ['eager', 'sdpa'])
 @pytest.mark.parametrize(('name', 'layout'), FAMILIES)
 def test_a_prompt_may_end_in_hidden_tokens_or_hold_nothing_else(name: str, layout: str, loaded: str):

@@ -18,6 +18,7 @@ BIN = ROOT / '.venv-composer-newest' / 'bin'
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not (BIN / 'composer').exists(), reason='no .venv-composer-newest: make composer-newest'),
 ]
 
