@@ -159,7 +159,8 @@ def facts_of(run: RunSeries) -> list[str]:
     """Return what the head of the page tells about a run besides its name."""
     record = run.last.record
     model, training = record['model'] or {}, record.get('training') or {}
-    facts = [' '.join(filter(None, [model.get('name'), model.get('class')]))]
+    name_of_model = None if model.get('name') == run.name else model.get('name')
+    facts = [' '.join(filter(None, [name_of_model, model.get('class')]))]
     if model.get('num_parameters'):
         facts.append(f'{model["num_parameters"]:,} parameters')
 

@@ -370,13 +370,13 @@ def clear_values(differences: Mapping[str, Difference]) -> dict[str, float]:
 
 
 def domain_of_differences(table: Table) -> tuple[float, float]:
-    """Return an axis with 0 in its middle and the largest difference in the middle of a half.
+    """Return an axis with 0 in its middle that ends at twice the largest difference, at most at 1.
 
     Intervals of tasks with few items may be wider. With room for them, those of composites would be points.
     """
     differences = [row.cells[0] for row in table.rows]
     sizes = [abs(difference.value or 0.0) for difference in differences if isinstance(difference, Measure)]
-    bound = 2 * max([SMALLEST_DIFFERENCE, *sizes])
+    bound = min(1.0, 2 * max([SMALLEST_DIFFERENCE, *sizes]))
     return -bound, bound
 
 

@@ -337,9 +337,9 @@ def test_the_page_of_two_runs_says_first_what_is_compared_and_what_differs_clear
 def test_the_bar_of_a_difference_has_colour_only_if_it_is_clear(read, better: list[Path]):
     page = read(*better, '--no-prompts')
 
-    # The axis ends at twice the largest difference, and 0 is in its middle.
+    # The axis is from -1 to 1, and the differences are 0.917 and 0.
     clear, unclear = page['bars']
-    assert clear == {'kind': 'run1', 'value': '75.0%', 'zero': '50.0%'}
+    assert clear == {'kind': 'run1', 'value': '95.8%', 'zero': '50.0%'}
     assert unclear == {'kind': 'unclear', 'value': '50.0%', 'zero': '50.0%'}
 
 
