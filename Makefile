@@ -54,9 +54,9 @@ endef
 	touch $@
 
 demo: .venv/.ready
-	$(BIN)/python scripts/make_demo_data.py
+	.venv/bin/python scripts/make_demo_data.py
 	rm -rf runs/demo/checkpoints runs/demo/gauntlet
-	$(BIN)/composer -n 2 scripts/train.py yamls/train/demo.yaml
+	.venv/bin/composer -n 2 scripts/train.py yamls/train/demo.yaml
 
 test: $(READY)
 	$(PYTEST) -m 'not slow' $(PARTS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 import warnings
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from paths import ROOT
+from paths import HAS_COMPOSER, ROOT
 
 from llmfoundry_gauntlet import stack
 from llmfoundry_gauntlet.stack import UnsupportedVersionError, check_stack
@@ -73,13 +75,27 @@ def test_supported_versions_are_those_of_the_requirements():
     }
 
 
+def test_composer_with_newer_libraries_gets_those_that_are_supported():
+    """The overrides are of Composer's own bounds; torchvision follows torch."""
+    lines = (ROOT / 'requirements/overrides.txt').read_text('utf-8').splitlines()
+    overrides = {line.name: line.specifier for line in map(Requirement, lines[1:])}
+    assert overrides.pop('torchvision') == SpecifierSet()
+
+    supported = {name: SpecifierSet(bounds) for name, bounds in stack.SUPPORTED.items()}
+
+    assert overrides == {name: supported[name] for name in ('torch', 'transformers', 'numpy')}
+
+
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that lets a version of torch seem to be installed."""
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Return a function that puts the metadata of another version of torch before that of the installed one."""
 
     def set_torch(version: str) -> None:
-        versions = {'torch': version}
-        monkeypatch.setattr(stack, 'version', lambda name: versions.get(name, stack.SUPPORTED[name][2:].split(',')[0]))
+        folder = tmp_path / f'torch-{version}.dist-info'
+        folder.mkdir()
+        (folder / 'METADATA').write_text(f'Metadata-Version: 2.4\nName: torch\nVersion: {version}\n')
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setenv('PYTHONPATH', str(tmp_path))
         check_stack.cache_clear()
 
     yield set_torch
@@ -109,3 +125,53 @@ def test_a_newer_version_is_a_warning(installed):
 
     with pytest.warns(UserWarning, match=r'torch 2\.16\.0 is installed; supported: torch>=2\.6,<2\.16'):
         check_stack()
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120)
+
+
+def test_a_command_with_an_older_version_ends_with_one_line(installed):
+    installed('2.5.1')
+
+    done = python('-m', 'llmfoundry_gauntlet', 'run', '--model', 'any', '--out', 'any')
+
+    assert done.returncode == 2
+    assert done.stdout == ''
+    (line,) = done.stderr.splitlines()
+    assert line.startswith('error: torch 2.5.1 is installed; supported: torch>=2.6,<2.16')
+
+
+def test_a_command_with_a_newer_version_runs_after_one_warning(installed):
+    installed('2.16.0')
+
+    done = python('-m', 'llmfoundry_gauntlet', 'ls')
+
+    assert done.returncode == 0
+    assert '57 tasks' in done.stdout
+    assert done.stderr.count('UserWarning: torch 2.16.0 is installed; supported: torch>=2.6,<2.16') == 1
+
+
+IMPORTS = {
+    'a public name': 'from llmfoundry_gauntlet import evaluate',
+    'the plug-in': 'import llmfoundry_gauntlet.composer.foundry_plugin',
+}
+
+
+@pytest.mark.parametrize('kind', IMPORTS)
+def test_an_import_with_an_older_version_says_so_before_torch_is_loaded(installed, kind: str):
+    if kind == 'the plug-in' and not HAS_COMPOSER:
+        pytest.skip('mosaicml is not installed')
+    installed('2.5.1')
+    program = (
+        f'try:\n    {IMPORTS[kind]}\n'
+        'except ImportError as error:\n    print(error)\n'
+        'import sys\n'
+        'print("torch" in sys.modules)\n'
+    )
+
+    done = python('-c', program)
+
+    message, is_loaded = done.stdout.splitlines()
+    assert message.startswith('torch 2.5.1 is installed; supported: torch>=2.6,<2.16')
+    assert is_loaded == 'False'
