@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 NEEDS_COMPOSER = re.compile(
-    r'^(?:from|import) (?:composer|composer_training|logged|forks|train|llmfoundry_gauntlet\.composer)\b'
+    r'^(?:from|import) (?:composer|composer_training|logged|train|llmfoundry_gauntlet\.composer)\b'
     r'|^from llmfoundry_gauntlet import .*\b(?:EvalGauntlet|build_icl_evaluators)\b',
     re.MULTILINE,
 )
