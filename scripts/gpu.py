@@ -38,10 +38,10 @@ import torch
 for folder in ('tests', 'tests/integration', 'scripts/bench'):
     sys.path.insert(0, str(Path(__file__).parent.parent / folder))
 
+import composer_training
 import fsdp_worker
 import networks
 import recorded_cases
-import tiny
 from composer.utils import dist
 from contenders import load_all, running
 from materials import LLAMA, LLAMA_1B, lively_folder, model_folder
@@ -206,7 +206,7 @@ def fsdp(options: Options) -> Figures:
     """Compare a sharded model with a whole one, and training with evaluations with training without."""
     device = 'cpu' if options.device == 'cpu' else 'gpu'
     if device == 'cpu':
-        tiny.shard_on_cpu()
+        composer_training.shard_on_cpu()
     dist.initialize_dist(device, timeout=60.0)
     modes = ('unsharded', 'sharded')
     with tempfile.TemporaryDirectory() as name:

@@ -245,6 +245,12 @@ def save_forms(folder: Path) -> list[Path]:
     return [folder / name for name in ('whole.pt', 'half.pt', 'sharded', 'one', 'several', 'half')]
 
 
+def mapped_bytes(model: Path) -> int:
+    """Return the size of the files that are mapped while a model is read: all but those of a sharded checkpoint."""
+    files = [model] if model.is_file() else model.glob('*.safetensors')
+    return sum(file.stat().st_size for file in files)
+
+
 def measure(word: str) -> dict[str, int]:
     """Return the peak memory before and after the weights of `dtype:path` are read, and their size, in bytes."""
     dtype, _, model = word.partition(':')
@@ -268,7 +274,7 @@ def measure_each(small: str, words: list[str]) -> None:
 
 
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
-    """Mutation: without releasing pages half precision takes 1.5 times as much, and single precision twice as much."""
+    """Beside the pages of mapped files, which the system takes back. Mutation: stored tensors are copied at first."""
     models = save_forms(tmp_path)
     words = [f'float32:{model}' for model in models] + [f'bfloat16:{models[number]}' for number in (1, 5)]
     small = tiny.save(tiny.model(), tmp_path / 'tiny')
@@ -280,4 +286,7 @@ def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path):
     assert [of_model['model'] for of_model in measured] == words
     for of_model in measured:
         assert of_model['weights'] > (75e6 if of_model['model'].startswith('bfloat16') else 150e6)
-        assert 0.9 < (of_model['after'] - of_model['before']) / of_model['weights'] < 1.3, of_model
+        grown = of_model['after'] - of_model['before']
+        mapped = mapped_bytes(Path(of_model['model'].partition(':')[2]))
+        assert grown / of_model['weights'] > 0.9, of_model
+        assert grown < 1.2 * of_model['weights'] + 1.05 * mapped, of_model
