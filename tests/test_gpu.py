@@ -79,7 +79,7 @@ def test_a_check_without_a_gpu_is_skipped():
 
 def test_an_error_in_a_check_fails_that_check_alone(monkeypatch, capsys):
     monkeypatch.setattr(gpu.fsdp_worker, 'write_tasks', lambda _: 1 / 0)
-    monkeypatch.setattr(gpu.tiny, 'shard_on_cpu', lambda: None)
+    monkeypatch.setattr(gpu.composer_training, 'shard_on_cpu', lambda: None)
     monkeypatch.setattr(gpu.dist, 'initialize_dist', lambda *_, **__: None)
 
     assert gpu.run('fsdp', options()) == ['FAIL']
