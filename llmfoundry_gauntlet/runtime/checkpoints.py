@@ -5,6 +5,7 @@ Formats: Composer checkpoints, in one file or sharded, and the weights in Huggin
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import logging
@@ -31,7 +32,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_loader import load, load_state_dict
 from transformers import PretrainedConfig
 
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError, listed
@@ -380,8 +381,11 @@ def load_distributed(path: Path, values: dict[str, Any]) -> None:
     """Load entries of a sharded checkpoint by the names in `values`; tensors are filled in place, others replaced."""
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='torch.distributed is .*unavailable')  # each rank reads by itself
+        warnings.filterwarnings('ignore', message='`load_state_dict` is deprecated', category=FutureWarning)
+        # Before torch 2.7 only the former function lets a rank read by itself.
+        read = load if 'no_dist' in inspect.signature(load).parameters else load_state_dict
         try:
-            load(values, storage_reader=InertReader(path), planner=InertPlanner(), no_dist=True)
+            read(values, storage_reader=InertReader(path), planner=InertPlanner(), no_dist=True)
         except CheckpointException as error:
             reasons = [reason_of(reason) for reason, _ in error.failures.values()]
             raise ModelError(f'{path}: cannot be read: {listed(reasons)}; {READ_AGAIN}') from error
