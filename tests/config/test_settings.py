@@ -29,14 +29,33 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
     assert decode_settings(both).effective_truncation == 'drop_shots'
 
 
+BLANK_PATHS = [
+    (key, text, f'{key}: is {text!r}; allowed: a path') for key in ('tasks', 'gauntlet', 'score') for text in ('', ' ')
+]
+WRONG_TIMES = [
+    ('interval', ['last', text], f'interval: is {text!r}; allowed: first, checkpoint, last and Composer times')
+    for text in (
+        '0ba',
+        '1.5ba',
+        '5.ba',
+        '-1ba',
+        '1ba ',
+        '1iter',
+        '0dur',
+        '.0dur',
+        '2dur',
+        '1.01dur',
+        '1EP',
+        '1h',
+        '1',
+    )
+]
+
+
 @pytest.mark.parametrize(
     ('key', 'value', 'problem'),
     [
-        *(
-            (key, text, f'{key}: is {text!r}; allowed: a path')
-            for key in ('tasks', 'gauntlet', 'score')
-            for text in ('', ' ')
-        ),
+        *BLANK_PATHS,
         ('tasks', None, 'nothing to evaluate: give tasks, score or both'),
         ('task', 'x', "task: unknown key 'task', did you mean 'tasks'?"),
         ('tokens_per_batch', 'many', "tokens_per_batch: is 'many'; allowed: auto, or 1 or more"),
@@ -59,24 +78,7 @@ def test_truncation_follows_the_semantics_unless_it_is_given():
         ('interval', {'every': '1ep'}, 'interval: is a mapping; allowed: a list'),
         ('interval', ['1ep', 3], 'interval[1]: is 3; allowed: text'),
         ('interval', [], 'interval: is empty; allowed: one or more of first, checkpoint, last and Composer times'),
-        *(
-            ('interval', ['last', text], f'interval: is {text!r}; allowed: first, checkpoint, last and Composer times')
-            for text in (
-                '0ba',
-                '1.5ba',
-                '5.ba',
-                '-1ba',
-                '1ba ',
-                '1iter',
-                '0dur',
-                '.0dur',
-                '2dur',
-                '1.01dur',
-                '1EP',
-                '1h',
-                '1',
-            )
-        ),
+        *WRONG_TIMES,
     ],
 )
 def test_an_invalid_setting_is_an_error_with_its_place_and_what_is_allowed(key: str, value: Any, problem: str):
