@@ -37,6 +37,7 @@ from llmfoundry_gauntlet.runtime.checkpoints import (
     read_file,
     read_folder,
     read_sharded,
+    read_tensors,
     reason_of,
 )
 from llmfoundry_gauntlet.runtime.loading import WeightSource, load_network
@@ -257,6 +258,10 @@ def with_adapter(network: Any, name: str) -> Any:
         from peft import PeftModel
     except ImportError as error:
         raise ModelError("an adapter needs peft; pip install 'llmfoundry-gauntlet[peft]'") from error
+    # PEFT unpickles without running code too, but its error recommends to run it.
+    pickled = folder / 'adapter_model.bin'
+    if pickled.is_file() and not (folder / 'adapter_model.safetensors').is_file():
+        read_tensors(pickled)
     with Caught(packages=('peft', 'safetensors')) as caught:
         return PeftModel.from_pretrained(network, folder).merge_and_unload().requires_grad_(False)
     raise ModelError(f'{name}: the adapter cannot be loaded: {reason_of(caught.error)}') from caught.error

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,23 @@ def test_objects_in_a_sharded_checkpoint_are_not_created(tmp_path: Path, marker:
     assert 'tokenizer.json' in checkpoint.huggingface['tokenizer']
 
 
+def test_an_object_instead_of_a_tensor_in_a_shard_is_an_error(tmp_path: Path, marker: Path, content: dict[str, Any]):
+    """The metadata, which are as torch writes them, promise a tensor."""
+    folder = tiny.save_sharded(content, tmp_path / 'ep0-ba7')
+    hostile = folder / '__0_1.distcp'
+    torch.save(Marking(open, marker, 'w'), hostile)
+    metadata = pickle.loads((folder / '.metadata').read_bytes())
+    index = next(index for index in metadata.storage_data if index.fqn.startswith('state.model.'))
+    place = replace(metadata.storage_data[index], relative_path=hostile.name, offset=0, length=hostile.stat().st_size)
+    metadata.storage_data[index] = place
+    (folder / '.metadata').write_bytes(pickle.dumps(metadata))
+
+    with pytest.raises(ModelError, match=f'{folder}: cannot be read: '):
+        read_sharded(folder, wants_tokenizer=False).read_weights()
+
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize('protocol', [2, 4])
 def test_metadata_of_another_kind_are_an_error(tmp_path: Path, marker: Path, content: dict[str, Any], protocol: int):
     folder = tiny.save_sharded(content, tmp_path / 'run/ep0-ba7')
@@ -195,6 +213,21 @@ def test_a_file_of_weights_with_an_object_in_it_is_an_error(
 
     with pytest.raises(ModelError, match=r'pytorch_model\.bin: is not a file of weights'):
         read_folder(tmp_path)
+
+    assert not marker.exists()
+
+
+def test_an_adapter_with_an_object_in_its_weights_is_an_error(models: Path, tmp_path: Path, marker: Path):
+    peft = pytest.importorskip('peft')
+    folder = tmp_path / 'adapter'
+    peft.LoraConfig(r=4, target_modules=['q_proj'], task_type='CAUSAL_LM').save_pretrained(folder)
+    torch.save({'w': Marking(open, marker, 'w')}, folder / 'adapter_model.bin')
+
+    with (
+        pytest.raises(ModelError, match=r'adapter_model\.bin: is not a file of weights'),
+        open_model(str(models / 'one'), adapter=str(folder)) as source,
+    ):
+        source.load(torch.device('cpu'))
 
     assert not marker.exists()
 
