@@ -80,3 +80,23 @@ def test_an_unreadable_override_is_an_error_that_quotes_it(tmp_path: Path):
 
     (message,) = raised.value.problems
     assert message.startswith(f'{tmp_path / "file.yaml"}: a=[1: ')
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        '!!python/object/apply:os.mkdir [PATH]',
+        '!!python/object/new:os.mkdir [PATH]',
+        "!!python/name:os.mkdir ''",
+        "!!python/module:os ''",
+    ],
+)
+def test_a_tag_calls_and_imports_nothing_of_python(tmp_path: Path, value: str):
+    made = tmp_path / 'made'
+    text = value.replace('PATH', repr(str(made)))
+
+    for file, overrides in ((f'a: {text}\n', []), (f'a: [{{b: {text}}}]\n', []), ('a: 1\n', [f'a={text}'])):
+        with pytest.raises(ConfigError, match='could not determine a constructor for the tag'):
+            read_text(tmp_path, file, *overrides)
+
+    assert not made.exists()

@@ -182,6 +182,28 @@ def test_a_template_without_a_system_role_is_an_error_that_names_the_setting(set
 
 
 @pytest.mark.parametrize(
+    'code',
+    [
+        'cycler.__init__.__globals__.os.mkdir(PATH)',
+        'messages.__class__.__mro__[1].__subclasses__()',
+        'messages.append(messages[0])',
+        '("%s".format.__self__.__class__ | attr("__mro__"))[1]',
+    ],
+)
+def test_a_template_of_a_tokenizer_reaches_nothing_of_python(settings, tmp_path: Path, code: str):
+    """Jinja2's sandbox, in which transformers renders: its errors are the model's, and nothing is made."""
+    made = tmp_path / 'made'
+    hostile = encoder('without reasoning')
+    hostile.tokenizer.chat_template = MESSAGES + '{{ ' + code.replace('PATH', repr(str(made))) + ' }}'
+    data = load_data(decode_settings(settings()))
+
+    with pytest.raises(ModelError):
+        prepare_evaluation(data, hostile, max_seq_len=200)
+
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
     ('template', 'kwargs', 'kind', 'is_warned'),
     [
         ('without reasoning', {}, 'multiple_choice', False),

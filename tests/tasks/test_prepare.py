@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -32,6 +33,16 @@ TASK = {
     'icl_task_type': 'multiple_choice',
     'has_categories': True,
 }
+
+
+class Making:
+    """Make a folder when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
 
 
 class Characters:
@@ -270,6 +281,24 @@ def test_a_damaged_file_is_replaced(tmp_path, caplog, damage: str):
     assert described(prepared(preparation, tmp_path)) == expected
     assert str(path) in caplog.text
     assert path.read_bytes() == content
+
+
+def test_an_object_in_a_file_is_not_unpickled(tmp_path):
+    """The checksum of the file is right, as whoever can write it can compute it too."""
+    preparation = preparation_of()
+    prepared(preparation, tmp_path)
+    (path,) = tmp_path.glob('*.tokens')
+    made = tmp_path / 'made'
+    archive = io.BytesIO()
+    hostile = np.array([Making(made)], dtype=object)
+    np.savez(archive, tokens=hostile, piece_ends=hostile, items=hostile)
+    content = archive.getvalue()
+    path.write_bytes(hashlib.sha256(content).digest() + content)
+
+    with pytest.raises(ValueError, match='allow_pickle=False'):
+        prepared(preparation, tmp_path)
+
+    assert not made.exists()
 
 
 def test_an_unwritable_cache_folder_is_one_warning(tmp_path, caplog):
