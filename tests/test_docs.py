@@ -57,9 +57,11 @@ SYSTEM = {
     'git',
     'pre-commit',
     'python3.11',
+    'twine',
     'ulimit',
     'uv',
 }  # whose arguments are not checked
+MODULES = {'build'}  # that `python -m` runs, beside our own
 UNKNOWN = '...'  # any text in a message
 
 
@@ -157,6 +159,8 @@ def check_command(words: list[str]) -> None:
     elif program == 'make':
         targets = re.findall(r'^([\w-]+):', (ROOT / 'Makefile').read_text(), re.MULTILINE)
         assert {word for word in rest if '=' not in word} <= set(targets)
+    elif program == 'python' and rest[0] == '-m':
+        assert rest[1] in MODULES, rest[1]
     elif program == 'python':
         script = (ROOT / rest[0]).read_text()
         assert [word for word in rest[1:] if word.startswith('--') and f"'{word}'" not in script] == []

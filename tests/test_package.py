@@ -1,6 +1,7 @@
 """Public names, imports, the YAML files and data of the package, and what wheel and sdist contain."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from command_line import loaded_by
 from packaging.requirements import Requirement
 from paths import HAS_COMPOSER, ROOT
@@ -28,6 +30,7 @@ SOURCES = {'tasks': 'icl_tasks', 'gauntlet': 'eval_gauntlet', 'score': 'score'}
 HEAVY = ('torch', 'composer', 'transformers', 'datasets', 'pandas', 'altair')
 SLOW_TO_LOAD = (*HEAVY, 'pyarrow', 'sympy', 'requests', 'fsspec')
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+BADGES = ROOT / 'docs' / 'images'
 BUILD = 'import sys, setuptools.build_meta as m; print(getattr(m, sys.argv[1])(sys.argv[2]))'
 
 
@@ -164,6 +167,21 @@ def test_extras_with_mlflow_exclude_sqlalchemy_that_it_cannot_use(extra: str):
     wanted = {one.name: one for one in map(Requirement, PROJECT['optional-dependencies'][extra])}
 
     assert '2.0.58' in wanted['sqlalchemy'].specifier and '2.1.0' not in wanted['sqlalchemy'].specifier
+
+
+def test_badges_say_what_the_project_declares():
+    """They are files of ours: a picture from elsewhere would tell others who reads README."""
+    texts = {path.stem: re.findall('<text .*>(.+)</text>', path.read_text()) for path in BADGES.glob('*.svg')}
+    pythons = [line.rpartition(' ')[2] for line in PROJECT['classifiers'] if 'Python :: 3.' in line]
+    jobs = yaml.safe_load((ROOT / '.github' / 'workflows' / 'ci.yml').read_text())['jobs']
+    stacks = [row['stack'] for row in jobs['fast']['strategy']['matrix']['include']]
+
+    assert texts == {
+        'ci': ['CI', ' | '.join(stacks)],
+        'python': ['Python', ' | '.join(pythons)],
+        'licence': ['licence', PROJECT['license']],
+    }
+    assert all(f'](docs/images/{name}.svg)' in (ROOT / 'README.md').read_text('utf-8') for name in texts)
 
 
 @pytest.fixture(scope='module')
