@@ -1,13 +1,21 @@
-"""Public names, imports, the YAML files and data of the package, and what wheel and sdist contain."""
+"""Public names, imports, the YAML files and data of the package, and what wheel and sdist contain and do elsewhere.
 
+Mutations: leave templates, runners or sample data out of the package's data; let setuptools add tests to the sdist; let
+the new environment read the .pth files of this one.
+"""
+
+import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
@@ -16,12 +24,14 @@ import yaml
 from command_line import loaded_by
 from packaging.requirements import Requirement
 from paths import HAS_COMPOSER, ROOT
+from programs import can_run_all
 
 import llmfoundry_gauntlet
 from llmfoundry_gauntlet import EvaluationSettings, errors
 from llmfoundry_gauntlet.config import score, settings, tasks
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.config.yaml import read_yaml
+from llmfoundry_gauntlet.data.published import git_blob_id, read_manifest
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.stack import VERSION
 
@@ -218,13 +228,19 @@ def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope='module')
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a wheel from the sdist, as pip does."""
-    return build(sdist, 'wheel', tmp_path_factory.mktemp('wheel'))
+    folder = tmp_path_factory.mktemp('wheel')
+    unpacked = shutil.copytree(sdist, folder / 'unpacked')  # where the backend leaves files of its own
+    return build(unpacked, 'wheel', folder)
+
+
+def files_in(wheel: Path) -> dict[str, bytes]:
+    """Return the files of a wheel by name, except those that describe it."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if '.dist-info/' not in name}
 
 
 @pytest.mark.slow
-def test_the_wheel_has_the_whole_package_and_the_sdist_the_license(wheel: Path, sdist: Path, source: Path):
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if '.dist-info/' not in name}
+def test_the_wheel_has_the_whole_package_and_nothing_else(wheel: Path, source: Path):
     package = source / 'llmfoundry_gauntlet'
     own = {path.relative_to(source).as_posix() for path in package.rglob('*') if path.is_file()}
     linked = {
@@ -233,10 +249,40 @@ def test_the_wheel_has_the_whole_package_and_the_sdist_the_license(wheel: Path, 
         for path in (source / folder).rglob('*')
         if path.is_file()
     }
+
     assert 'llmfoundry_gauntlet/yamls/tasks/gauntlet_v0.1.yaml' in linked and 'llmfoundry_gauntlet/py.typed' in own
-    assert names == own | linked
-    for name in ('LICENSE', 'CHANGELOG.md', 'README.md', 'pyproject.toml'):
-        assert (sdist / name).is_file(), name
+    assert files_in(wheel).keys() == own | linked
+
+
+@pytest.mark.slow
+def test_a_wheel_of_the_sdist_has_the_bytes_of_one_of_the_tree(wheel: Path, source: Path, tmp_path: Path):
+    tree = shutil.copytree(source, tmp_path / 'tree', symlinks=True)
+
+    assert files_in(build(tree, 'wheel', tmp_path)) == files_in(wheel)
+
+
+@pytest.mark.slow
+def test_the_sdist_has_the_license_and_no_tests(sdist: Path):
+    names = {path.name for path in sdist.iterdir()}
+
+    assert names == {
+        *('CHANGELOG.md', 'CITATION.cff', 'LICENSE', 'MANIFEST.in', 'README.md', 'SECURITY.md', 'pyproject.toml'),
+        *('PKG-INFO', 'setup.cfg'),  # which setuptools makes
+        *('llmfoundry_gauntlet', 'llmfoundry_gauntlet.egg-info'),
+    }
+
+
+@pytest.mark.slow
+def test_the_wheel_has_none_of_the_published_data(wheel: Path):
+    """Its rows were written for this project; those of others have their own licences."""
+    manifest = read_manifest()
+    hashes_of_others = {file.git_blob for file in manifest} | {file.sha256 for file in manifest}
+    data = {name: content for name, content in files_in(wheel).items() if name.endswith('.jsonl')}
+
+    assert len(data) == len(manifest)
+    for name, content in data.items():
+        assert hashes_of_others.isdisjoint({git_blob_id(content), hashlib.sha256(content).hexdigest()}), name
+        assert content.count(b'\n') < 100, name
 
 
 @pytest.mark.slow
@@ -251,25 +297,70 @@ def test_the_version_is_in_one_place_and_in_the_changelog(wheel: Path):
     assert spoken == ['stack.py']
 
 
-@pytest.mark.slow
-def test_an_installed_wheel_works_in_any_folder(wheel: Path, tmp_path: Path):
-    target, elsewhere = tmp_path / 'site', tmp_path / 'elsewhere'
-    elsewhere.mkdir()
-    install = ['pip', 'install', '--quiet', '--disable-pip-version-check', '--no-deps', '--no-index', '--target']
-    subprocess.run([sys.executable, '-m', *install, target, wheel], check=True, capture_output=True)
-    environment = {**os.environ, 'PYTHONPATH': str(target), 'PYTHONSAFEPATH': '1'}
+@pytest.fixture(scope='module')
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel in a new virtual environment, which has the libraries of this one but not its package."""
+    folder = tmp_path_factory.mktemp('environment')
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', folder], check=True)
+    pip = [sys.executable, '-m', 'pip', '--quiet', '--disable-pip-version-check', '--python', folder / 'bin' / 'python']
+    subprocess.run([*pip, 'install', '--no-deps', '--no-index', wheel], check=True, capture_output=True)
 
-    def run(*words: str) -> str:
-        command = [sys.executable, '-m', 'llmfoundry_gauntlet', *words]
-        done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True)
+    # Python reads no .pth file of a folder that another one names: there this package is a link to the tree.
+    (packages,) = folder.glob('lib/python*/site-packages')
+    libraries = {sysconfig.get_path('purelib'), sysconfig.get_path('platlib')}
+    (packages / 'libraries.pth').write_text('\n'.join(libraries))
+    return folder
+
+
+@pytest.fixture
+def in_empty_folder(environment: Path, tmp_path: Path) -> Callable[..., str]:
+    """Return a function that runs a program of the new environment in an empty folder and returns what it prints."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith('PYTHON')}
+
+    def run(program: str, *words: str | Path) -> str:
+        command = [environment / 'bin' / program, *words]
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    where = [sys.executable, '-c', 'import llmfoundry_gauntlet; print(llmfoundry_gauntlet.__file__)']
-    found = subprocess.run(where, cwd=elsewhere, env=environment, capture_output=True, text=True, check=True).stdout
-    assert found.startswith(str(target))
-    assert '57 tasks' in run('ls') and 'sample' in run('ls', 'copa')
-    assert 'rows of 57 tasks' in run('validate', '--tasks', 'yamls/tasks/gauntlet_v0.1.yaml')
-    assert '72 files' in run('data', 'ls')
-    assert 'resume=true' in run('eval', '--help')
-    assert (target / 'bin' / 'gauntlet').is_file()
+    return run
+
+
+WHERE = """
+import sys
+from importlib.metadata import distribution
+import llmfoundry_gauntlet
+print(llmfoundry_gauntlet.__file__)
+print(distribution('llmfoundry-gauntlet').locate_file(''))
+print(*sys.path, *sys.modules, sep='\\n')
+"""
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_works_in_any_folder(in_empty_folder: Callable[..., str], environment: Path):
+    module, distribution, *loaded = in_empty_folder('python', '-c', WHERE).splitlines()
+    assert Path(module).is_relative_to(environment) and Path(distribution).is_relative_to(environment)
+    # Nothing leads to the tree: no path, and no finder of an editable installation.
+    assert str(ROOT) not in loaded and not [name for name in loaded if name.startswith('__editable__')]
+
+    assert in_empty_folder('gauntlet', '--version').strip() == VERSION
+    assert '57 tasks' in in_empty_folder('gauntlet', 'ls') and 'sample' in in_empty_folder('gauntlet', 'ls', 'copa')
+    assert 'rows of 57 tasks' in in_empty_folder('gauntlet', 'validate', '--tasks', 'yamls/tasks/gauntlet_v0.1.yaml')
+    assert '72 files' in in_empty_folder('gauntlet', 'data', 'ls')
+    assert 'resume=true' in in_empty_folder('gauntlet', 'eval', '--help')
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_evaluates_a_model(in_empty_folder: Callable[..., str], tiny_llamas: Path, tmp_path: Path):
+    """All 57 tasks, so that every file of the wheel is read; and a report, whose templates are files too."""
+    in_empty_folder(
+        'gauntlet', 'run', '--model', tiny_llamas / 'plain', '--limit', '1', '--device', 'cpu', '--out', 'run'
+    )
+    in_empty_folder('gauntlet', 'report', 'run', '--out', 'report.html')
+
+    tasks = json.loads((tmp_path / 'run' / 'results.json').read_text())['tasks']
+    assert len(tasks) == 57
+    for name, task in tasks.items():
+        is_program = name.startswith('human_eval')
+        assert task['num_items'] == 1 or (is_program and not can_run_all() and task['reason']), name
+    assert {path.name for path in tmp_path.iterdir()} == {'run', 'report.html'}
