@@ -46,7 +46,7 @@ import train
 PACKAGE = ROOT / 'llmfoundry_gauntlet'
 PAGES = sorted((ROOT / 'docs').glob('*.md'))
 TEXTS = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *PAGES]
-TROUBLE, EXTENDING = ROOT / 'docs' / 'troubleshooting.md', ROOT / 'docs' / 'extending.md'
+TROUBLE, ARCHITECTURE = ROOT / 'docs' / 'troubleshooting.md', ROOT / 'docs' / 'architecture.md'
 COMMANDS: Any = typer.main.get_command(app)
 LANGUAGES = {'', 'bash', 'json', 'python', 'text', 'toml', 'yaml'}
 LAUNCHERS = {'composer', 'torchrun'}
@@ -337,11 +337,12 @@ def test_messages_in_troubleshooting_exist_in_the_package():
 
 
 def path_of_an_item() -> str:
-    return EXTENDING.read_text('utf-8').partition('## The path of an item')[2]
+    return ARCHITECTURE.read_text('utf-8').partition('## The path of an item')[2]
 
 
-def test_names_on_the_path_of_an_item_exist():
-    names = set(re.findall(r'`([a-z_]+(?:\.\w+)+)`', path_of_an_item()))
+def test_names_on_the_path_of_an_item_and_of_the_page_on_speed_exist():
+    speed = (ROOT / 'docs' / 'speed.md').read_text('utf-8')
+    names = set(re.findall(r'`([a-z_]+(?:\.\w+)+)`', path_of_an_item() + speed))
 
     for name in names - {'results.json'}:
         pkgutil.resolve_name(f'{PACKAGE.name}.{name}')
@@ -355,8 +356,8 @@ def test_the_path_of_an_item_has_every_package():
     assert packages_named == packages - {'__init__', '__main__'}
 
 
-def test_files_in_extending_exist():
-    lines = EXTENDING.read_text('utf-8').splitlines()
+def test_files_on_the_architecture_page_exist():
+    lines = ARCHITECTURE.read_text('utf-8').splitlines()
     rows = [line for line in lines if re.match(r'\| (a|an|models|clusters) .*`|\|.*`tests/', line)]
     files = re.findall(r'`((?:[\w.]+/)+[\w.]*|\w+\.py)`', ''.join(rows))
 
