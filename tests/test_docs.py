@@ -242,7 +242,7 @@ def place(tiny_llamas: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest
     (tmp_path / 'MODEL').symlink_to(tiny_llamas / 'plain')
     for name in ('baseline', 'candidate', 'a', 'b', 'c'):
         shutil.copytree(recorded, tmp_path / 'runs' / name)
-    for batch in (0, 1400):
+    for batch in (0, 1050, 1400):
         copy_run(recorded, tmp_path / 'runs/demo/gauntlet' / f'ba{batch}', batch=batch)
     monkeypatch.chdir(tmp_path)
     return tmp_path
