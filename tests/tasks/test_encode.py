@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -287,6 +288,57 @@ def test_a_generation_has_room_for_its_space_and_gets_none_that_it_has(tokenizer
     else:
         assert text == {'corrected': ' Rom', 'reference': '  Rom'}[semantics]
         assert item.request.max_new_tokens >= len(generated) or semantics == 'reference'
+
+
+# Texts that begin with a newline, in parts and as one text.
+
+
+def sign_with_line_end():
+    """Return byte-level BPE that merges a full stop with the newline after it, as Llama 3's does."""
+    vocabulary = words_of(*sorted({'Ġ', 'Ċ', *LETTERS}), '.Ċ', 'Ġa')
+    return built(
+        models.BPE(vocabulary, [('.', 'Ċ'), ('Ġ', 'a')], unk_token='<unk>'),
+        pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        decoder=decoders.ByteLevel(),
+    )
+
+
+@pytest.mark.parametrize('as_reference', [False, True])
+@pytest.mark.parametrize(
+    ('tokenizer', 'of_parts', 'of_one_text'),
+    [
+        (legacy_llama(), '▁ R o m . | ▁ ↵ Q : ▁ A | ▁ P', '▁ R o m . ↵ Q : ▁ A ▁ P'),
+        (metaspace('first'), '▁R o m . | ▁ ↵ Q : ▁ A | ▁ P', '▁R o m . ↵ Q : ▁ A ▁ P'),
+        (sign_with_line_end(), 'R o m . | Ċ Q : Ġ A | Ġ P', 'R o m .Ċ Q : Ġ A Ġ P'),
+        (split_spaces(merged=True), 'R om . | Ċ Q : Ġ A | Ġ P', 'R om . Ċ Q : Ġ A Ġ P'),
+    ],
+    ids=['like Llama 2', 'mark before the first word', 'like Llama 3', 'like GPT-2'],
+)
+def test_the_newline_before_a_question_has_the_tokens_of_a_text_of_its_own(
+    tokenizer, of_parts, of_one_text, as_reference
+):
+    """As in llm-foundry, with both semantics; the page on migrating shows it."""
+    prompt = Prompt(preamble='Rom.', contexts=('\nQ: A',), continuations=('P',), as_reference=as_reference)
+
+    (parts,) = Encoder(tokenizer).prompts([prompt])
+    ids_of_one_text = tokenizer('Rom.\nQ: A P', add_special_tokens=False)['input_ids']
+
+    def shown(ids: Sequence[int]) -> str:
+        return ' '.join(tokenizer.convert_ids_to_tokens(ids)).replace('\n', '↵')
+
+    assert ' | '.join(map(shown, (parts.preamble, *parts.contexts, *parts.continuations))) == of_parts
+    assert shown(ids_of_one_text) == of_one_text
+
+
+@pytest.mark.parametrize(
+    ('tokenizer', 'expected'),
+    [(legacy_llama(), ['▁', '\n', 'R']), (split_spaces(merged=True), ['Ġ', 'Ċ', 'R'])],
+    ids=['like Llama', 'like GPT-2'],
+)
+def test_a_continuation_that_begins_with_a_newline_has_a_space_before_it(tokenizer, expected):
+    (parts,) = Encoder(tokenizer).prompts([Prompt(contexts=('Q: I',), continuations=('\nRom',))])
+
+    assert tokenizer.convert_ids_to_tokens(parts.continuations[0])[:3] == expected
 
 
 # Fingerprints and names.
