@@ -87,6 +87,21 @@ def test_the_prompt_is_shown_with_visible_white_space(gauntlet, write_jsonl, tmp
     assert '       shots │ e⇥\tf↵\n             │ ·g·d\n' in out
 
 
+def test_control_characters_of_a_row_do_not_reach_the_terminal(gauntlet, write_jsonl, tmp_path: Path):
+    """Colours, a title, a cleared screen, and the one-byte form of an escape sequence."""
+    hostile = 'a\x1b[31mb\x1b]0;title\x07c\x1b[2J\x9b31m\x7f\x00\rd'
+    row = {'query': hostile, 'choices': [hostile, 'e'], 'gold': 0, 'category': hostile}
+    write_jsonl('rows.jsonl', [row, {**row, 'query': 'f'}])
+    task = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [1], 'icl_task_type': 'multiple_choice'}
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [{**task, 'has_categories': True}]}))
+
+    status, out, _ = gauntlet('explain', 't', '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path)
+
+    assert status == 0
+    assert [character for character in out if not character.isprintable() and character != '\n'] == []
+    assert out.count('a␛[31mb␛]0;title␇c␛[2J\ufffd31m␡␀␍d') == 4  # category, query, and the choice twice
+
+
 def test_shots_that_were_drawn_again_are_named(gauntlet, write_jsonl, tmp_path: Path):
     """Of three rows with the same question two are drawn; the only other row takes the place of one of them."""
     rows = [{'context': context, 'continuation': 'd'} for context in ('a', 'a', 'a', 'b')]

@@ -23,7 +23,9 @@ if TYPE_CHECKING:  # these load numpy
     from llmfoundry_gauntlet.types import Example, Ids, Item, ItemResult, Prompt, StopRule
 
 SPECIAL, SHOTS, CONTEXT, CONTINUATION = 'special', 'shots', 'context', 'continuation'  # parts of a prompt
-VISIBLE = str.maketrans({' ': '·', '\t': '⇥\t', '\n': '↵\n', '\r': '␍', '\u00a0': '⍽'})
+# Rows of others may have control characters, which would rewrite the terminal: Unicode has a picture of each (␛).
+CONTROLS = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: '␡'} | dict.fromkeys(range(0x80, 0xA0), '\ufffd')
+VISIBLE = CONTROLS | str.maketrans({' ': '·', '\t': '⇥\t', '\n': '↵\n', '\u00a0': '⍽'})
 NUM_TOKENS = 48  # tokens listed without --all-tokens, from the end of the prompt
 NUM_STOPS = 6  # stop strings listed
 NEEDS = {'max_seq_len': ('model',), 'all_tokens': ('model',), 'sandbox': ('answer',)}
@@ -160,7 +162,7 @@ def show_item(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) 
     gold = example.content.gold  # None for programs
     facts = {
         'data': f'{source}, row {example.row} (line {example.row + 1}) of {num_rows}',
-        'category': example.category,
+        'category': example.category and example.category.translate(CONTROLS),
         'variant': example.variant,
         'gold': None if gold is None else one_line(str(gold)),
         'shots': rows_of_shots(task, asked, examples),
