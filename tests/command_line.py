@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import subprocess
 import sys
 from typing import Any
@@ -41,3 +42,20 @@ def loaded_by(*arguments: Any, names: tuple[str, ...] = ('torch', 'composer', 't
     done = subprocess.run([sys.executable, '-c', script, *map(str, arguments)], capture_output=True, text=True)
     *_, last = done.stderr.splitlines()
     return [] if last == '-' else last.split()
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """Return the words of each command; `&&` and `|` end a command, `>` and what follows are dropped."""
+    commands: list[list[str]] = []
+    for line in text.replace('\\\n', ' ').splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars='&|;>')
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ';']:
+            if word not in ('&&', '|', ';'):
+                words.append(word)
+                continue
+            if words:
+                commands.append(words[: words.index('>')] if '>' in words else words)
+            words = []
+    return commands

@@ -12,14 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
+from command_line import commands_of
 from paths import FIXTURES, ROOT
 
+from llmfoundry_gauntlet.cli import PURPOSES, app
 from llmfoundry_gauntlet.config.resources import PACKAGE, shipped
+from llmfoundry_gauntlet.config.run import DEVICES, PRECISIONS
+from llmfoundry_gauntlet.config.settings import CHOICES
 
 TASKS, GAUNTLET = 'yamls/tasks/gauntlet_v0.1.yaml', 'yamls/gauntlets/eval_gauntlet_v0.1.yaml'
 DATA = ROOT / 'eval_data'
 ON_CPU = ('--model', FIXTURES / 'models' / 'rotary_bos', '--device', 'cpu')
+
+ROOT_COMMAND = typer.main.get_command(app)
 
 Gauntlet = Callable[..., tuple[int, str, str]]
 
@@ -41,6 +48,79 @@ def test_gauntlet_without_arguments_shows_how_to_get_started(gauntlet: Gauntlet)
 @pytest.mark.parametrize('words', [[], ['ls'], ['explain'], ['data'], ['run'], ['report']], ids=' '.join)
 def test_commands_to_get_started_have_help(gauntlet: Gauntlet, words: list[str]):
     assert gauntlet(*words, '--help')[0] == 0
+
+
+# Help
+
+COMMANDS = {  # by their name, those of a group included
+    f'{group} {name}'.strip(): command
+    for group, commands in (('', ROOT_COMMAND), ('data', ROOT_COMMAND.commands['data']))
+    for name, command in commands.commands.items()
+    if not hasattr(command, 'commands')
+}
+EXAMPLES = [(name, words) for name, command in COMMANDS.items() for words in commands_of(command.examples)]
+
+
+@pytest.mark.parametrize(('name', 'words'), EXAMPLES, ids=[' '.join(words)[:60] for _, words in EXAMPLES])
+def test_an_example_is_a_command_that_can_be_parsed(name: str, words: list[str]):
+    """Mutation: an option that was renamed. Files of the package that it names exist."""
+    launched = ['torchrun', '--nproc-per-node', 'N', '-m', 'llmfoundry_gauntlet']
+    rest = words[len(launched) :] if words[0] == 'torchrun' else words[1:]
+    command = COMMANDS[name]
+
+    assert rest[: len(name.split())] == name.split()
+    command.make_context(name, rest[len(name.split()) :])
+    assert [word for word in rest if word.startswith('yamls/') and not (ROOT / word).is_file()] == []
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_help_shows_examples_that_can_be_copied(gauntlet: Gauntlet, name: str):
+    """Mutation: examples in the help text, which is folded to the width of the terminal."""
+    status, out, _ = gauntlet(*name.split(), '--help')
+
+    assert status == 0
+    assert [words for of_command, words in EXAMPLES if of_command == name]
+    assert COMMANDS[name].examples in out
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_options_have_a_heading_and_say_what_they_take(name: str):
+    options = [option for option in COMMANDS[name].params if option.param_type_name == 'option']
+
+    assert [option.name for option in options if not option.help] == []
+    assert [option.name for option in options if not option.is_flag and not option.metavar] == []
+    if len(options) > 6:
+        assert [option.name for option in options if option.rich_help_panel is None] == []
+
+
+def test_headings_of_run_are_its_purposes(gauntlet: Gauntlet):
+    out = gauntlet('run', '--help')[1]
+
+    headings = [line.strip('╭─╮ ') for line in out.splitlines() if line.startswith('╭')]
+    assert headings[:3] == ['What to evaluate', 'Tasks', 'Subset and budget']
+    assert {'Model', 'Output', 'Resume'} < {*headings}
+    assert len(headings) == len({*headings})
+
+
+def test_words_of_an_option_are_those_that_are_allowed():
+    """Those in the place of a value; what they mean is in the help."""
+    for option in COMMANDS['run'].params:
+        if option.name in CHOICES:
+            assert set(option.metavar.split('|')) == {*CHOICES[option.name]}, option.name
+        elif option.name in ('device', 'precision'):
+            allowed = {'device': DEVICES, 'precision': PRECISIONS}[option.name]
+            assert {*option.metavar.split('|')} <= {*allowed}
+
+
+@pytest.mark.parametrize('words', [[], ['--help']], ids=['alone', 'help'])
+def test_all_commands_are_listed_by_purpose(gauntlet: Gauntlet, words: list[str]):
+    out = gauntlet(*words)[1]
+
+    for purpose, names in PURPOSES.items():
+        assert purpose in out
+        assert [name for name in names if name not in out[out.index(purpose) :]] == []
+    registered = {name for names in PURPOSES.values() for name in names} | {'data'}
+    assert registered == {*ROOT_COMMAND.commands}
 
 
 def test_shell_completion_works():

@@ -13,7 +13,6 @@ import json
 import os
 import pkgutil
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from command_line import run_cli
+from command_line import commands_of, run_cli
 from markdown_it import MarkdownIt
 from omegaconf import OmegaConf
 from paths import ROOT
@@ -103,23 +102,6 @@ def inline_code(page: Path) -> list[str]:
     """Return the inline code of a page, with single spaces."""
     parts = [part for token in tokens_of(page) for part in token.children or ()]
     return [' '.join(part.content.split()) for part in parts if part.type == 'code_inline']
-
-
-def commands_of(text: str) -> list[list[str]]:
-    """Return the words of each command; `&&` and `|` end a command, `>` and what follows are dropped."""
-    commands: list[list[str]] = []
-    for line in text.replace('\\\n', ' ').splitlines():
-        lexer = shlex.shlex(line, posix=True, punctuation_chars='&|;>')
-        lexer.whitespace_split = True
-        words: list[str] = []
-        for word in [*lexer, ';']:
-            if word not in ('&&', '|', ';'):
-                words.append(word)
-                continue
-            if words:
-                commands.append(words[: words.index('>')] if '>' in words else words)
-            words = []
-    return commands
 
 
 BLOCKS = [block for page in TEXTS for block in blocks_of(page)]

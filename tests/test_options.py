@@ -129,7 +129,7 @@ WRONG = [  # a command, and a fact of each line of its message
     ('ls saftey', "saftey: no such task or category, did you mean 'safety'?"),
     ('export', '--out'),
     ('export --out o --subset-items 0', 'gauntlet export: subset_items: is 0; allowed: 1 or more'),
-    ('report', 'RUNS'),
+    ('report', 'FOLDER'),
     ('report run --no-prompts --data-root data', '--data-root: '),
     # data
     ('data ls --urls --json --data-root data', '--json: ', '--data-root: '),

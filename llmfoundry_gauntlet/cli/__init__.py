@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Annotated
 
@@ -25,10 +26,19 @@ from llmfoundry_gauntlet.stack import VERSION, check_stack
 app = typer.Typer(
     name='gauntlet',
     help='The Mosaic Eval Gauntlet: evaluate Hugging Face models and Composer checkpoints on tasks from YAML files.',
+    epilog='gauntlet COMMAND --help lists the options of a command, with examples.',
     pretty_exceptions_enable=False,
     rich_markup_mode='rich',
 )
 
+
+# The commands by purpose, which are the headings of `gauntlet --help`.
+PURPOSES: dict[str, dict[str, Callable[..., None]]] = {
+    'Tasks and data': {'ls': ls, 'explain': explain, 'validate': validate},
+    'Evaluate': {'run': run, 'watch': watch, 'eval': eval_file, 'export': export},
+    'Read scores': {'show': show, 'compare': compare, 'report': report},
+}
+GROUPS = {'Tasks and data': {'data': data_commands}}
 
 BEGINNING = """\
 The Mosaic Eval Gauntlet and SCORE. Getting started:
@@ -40,8 +50,12 @@ The Mosaic Eval Gauntlet and SCORE. Getting started:
                                         evaluate a model; --only copa,safety and --subset-items 100 for a first look
   gauntlet report runs/model            write a page with all scores, errors and samples
 
+All commands, each with examples in gauntlet COMMAND --help:
+
+{commands}
+
 In training, call Gauntlet.evaluate in your loop, or give Composer's Trainer the callback EvalGauntlet.
-All commands: gauntlet --help. Shell completion: gauntlet --install-completion
+Shell completion: gauntlet --install-completion
 """
 
 
@@ -55,13 +69,23 @@ def root(
     if version:
         typer.echo(VERSION)
     elif context.invoked_subcommand is None:
-        typer.echo(BEGINNING, nl=False)
+        typer.echo(BEGINNING.format(commands=commands_by_purpose()), nl=False)
 
 
-for command in (ls, explain, validate, run, watch, show, compare, report, export):
-    app.command(cls=CliCommand)(command)
-app.command('eval', cls=CliCommand)(eval_file)
-app.add_typer(data_commands, name='data')
+def commands_by_purpose() -> str:
+    """Return a line for each purpose with the names of its commands."""
+    lines = []
+    for purpose, commands in PURPOSES.items():
+        names = ', '.join([*commands, *GROUPS.get(purpose, ())])
+        lines.append(f'  {purpose + ":":<38}{names}')
+    return '\n'.join(lines)
+
+
+for purpose, commands in PURPOSES.items():
+    for name, command in commands.items():
+        app.command(name, cls=CliCommand, rich_help_panel=purpose)(command)
+    for name, group in GROUPS.get(purpose, {}).items():
+        app.add_typer(group, name=name, rich_help_panel=purpose)
 
 
 def main() -> None:

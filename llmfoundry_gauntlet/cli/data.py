@@ -64,9 +64,9 @@ def list_files(
     States: published (byte for byte), no hash (as many rows as published, and no hash is known), sample, other bytes,
     missing. Status 1 if a file has other bytes.
 
-    gauntlet data ls --data-root data
-
-    gauntlet data ls safety --urls
+    Examples:
+      gauntlet data ls --data-root data
+      gauntlet data ls safety --urls
     """
     check_options(context, excludes={'urls': ('data_root', 'as_json')})
     files = select_files(names or ())
@@ -117,13 +117,20 @@ def print_table(states: Sequence[FileState], data_root: str) -> None:
 
 def fetch(
     context: typer.Context,
-    to: Annotated[Path, typer.Option('--to', help='Data root that the files are put into.', callback=possible)],
+    to: Annotated[
+        Path, typer.Option('--to', metavar='FOLDER', help='Data root that the files are put into.', callback=possible)
+    ],
     names: FileNames = None,
     source: Annotated[
         str | None,
-        typer.Option('--from', help='Copy from a clone of llm-foundry, any folder with the files, or its URL.'),
+        typer.Option(
+            '--from', metavar='FOLDER', help='Copy from a clone of llm-foundry, any folder with the files, or its URL.'
+        ),
     ] = None,
-    retries: Annotated[int, typer.Option(min=0, help='How many times a download that failed is tried again.')] = 3,
+    retries: Annotated[
+        int,
+        typer.Option(metavar='INTEGER', min=0, help='How many times a download that failed is tried again.'),
+    ] = 3,
     overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace files in --to that differ.')] = False,
     offline: Annotated[
         bool, typer.Option('--offline', help='Open no connection: list what is missing, and its addresses.')
@@ -136,11 +143,11 @@ def fetch(
 
     Status 1 if a file failed, or with --offline if one is missing; 2 if --from has none of the files.
 
-    gauntlet data fetch --to data
-
-    gauntlet data fetch squad safety --to data
-
-    gauntlet data fetch --from llm-foundry --to data
+    Examples:
+      gauntlet data fetch --to data
+      gauntlet data fetch squad safety --to data
+      # from files that were downloaded before, without a connection
+      gauntlet data fetch --from llm-foundry --to data
     """
     check_options(context, excludes={'offline': ('source', 'retries', 'overwrite'), 'source': ('retries',)})
     files = select_files(names or ())
@@ -220,6 +227,6 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-data_commands = typer.Typer(help='The evaluation files.', no_args_is_help=True)
+data_commands = typer.Typer(help='Download the published evaluation files, or list their state.', no_args_is_help=True)
 data_commands.command('fetch', cls=CliCommand)(fetch)
 data_commands.command('ls', cls=CliCommand)(list_files)

@@ -31,6 +31,9 @@ NUM_STOPS = 6  # stop strings listed
 NEEDS = {'max_seq_len': ('model',), 'all_tokens': ('model',), 'sandbox': ('answer',)}
 
 
+of_item = partial(typer.Option, rich_help_panel='The item, its tokens and its score')
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
     """A token of the model's input. `text` is its vocabulary entry, `part` its part of the prompt."""
@@ -57,16 +60,21 @@ class TokenizedItem:
 @takes('max_seq_len', 'semantics', 'fewshot', *CHAT, 'sandbox', 'data_root')
 def explain(
     context: typer.Context,
-    task: Annotated[str, typer.Argument(help='Label of a task, as in `gauntlet ls`.')],
-    row: Annotated[int, typer.Option(help='Row of its data, from 0 as in samples files.')] = 0,
-    num_fewshot: Annotated[int | None, typer.Option(help="Number of shots. Default: the task's.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help='Hugging Face folder or name, or Composer checkpoint; shows the tokens.')
+    task: Annotated[str, typer.Argument(metavar='TASK', help='Label of a task, as in `gauntlet ls`.')],
+    row: Annotated[int, of_item(metavar='INTEGER', help='Row of its data, from 0 as in samples files.')] = 0,
+    file: Annotated[
+        str | None, of_item(metavar='NAME', help='Stem of the data file, for SCORE datasets with several.')
     ] = None,
-    answer: Annotated[str | None, typer.Option(help='A generation, to show its score.')] = None,
-    file: Annotated[str | None, typer.Option(help='Stem of the data file, for SCORE datasets with several.')] = None,
-    variant: Annotated[str | None, typer.Option(help='Variant of a SCORE item, such as option_order:B.')] = None,
-    all_tokens: Annotated[bool, typer.Option('--all-tokens', help='List all tokens, even of long prompts.')] = False,
+    variant: Annotated[
+        str | None, of_item(metavar='NAME', help='Variant of a SCORE item, such as option_order:B.')
+    ] = None,
+    num_fewshot: Annotated[int | None, of_item(metavar='INTEGER', help="Number of shots. Default: the task's.")] = None,
+    model: Annotated[
+        str | None,
+        of_item(metavar='MODEL', help='Hugging Face folder or name, or Composer checkpoint; shows the tokens.'),
+    ] = None,
+    all_tokens: Annotated[bool, of_item('--all-tokens', help='List all tokens, even of long prompts.')] = False,
+    answer: Annotated[str | None, of_item(metavar='TEXT', help='A generation, to show its score.')] = None,
     *,
     tasks: Path | None,
     score: Path | None,
@@ -74,9 +82,11 @@ def explain(
 ) -> None:
     """Show the exact prompt of an item, its tokens, which of them are scored, warnings, and the scoring rule.
 
-    gauntlet explain boolq --row 3
-
-    gauntlet explain gsm8k --row 0 --num-fewshot 2 --model MODEL --answer 'It is 4. #### 4'
+    Examples:
+      gauntlet explain boolq --row 3
+      # with the tokens that a model gets, and the score of a generation
+      gauntlet explain gsm8k --row 0 --num-fewshot 2 --model MODEL --answer 'It is 4. #### 4'
+      gauntlet explain score_math --score yamls/score/math.yaml --file algebra --row 1
     """
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.evaluation.suite import load_suite

@@ -30,7 +30,7 @@ STYLES = {PUBLISHED: 'green', 'not there': 'dim'}  # colours of file states; oth
 @takes()
 def ls(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar='[NAME]...', help='Labels or categories to list. Default: all.')
+        list[str] | None, typer.Argument(metavar='NAME', help='Labels or categories to list. Default: all.')
     ] = None,
     *,
     tasks: Path | None,
@@ -41,11 +41,10 @@ def ls(
 ) -> None:
     """List tasks by category: shots, type, chance, rows and state of the data. Default: the Gauntlet v0.1.0.
 
-    gauntlet ls
-
-    gauntlet ls safety programming --data-root data
-
-    gauntlet ls --tasks my_tasks.yaml
+    Examples:
+      gauntlet ls
+      gauntlet ls safety programming --data-root data
+      gauntlet ls --tasks my_tasks.yaml
     """
     from llmfoundry_gauntlet.config.settings import SKIP
     from llmfoundry_gauntlet.evaluation.suite import keys_named, load_suite
@@ -133,16 +132,22 @@ def row_of(entry: Mapping[str, Any]) -> list[str | Text]:
 @takes()
 def validate(
     context: typer.Context,
-    no_data: Annotated[bool, typer.Option('--no-data', help='Check only the YAML files.')] = False,
+    no_data: Annotated[
+        bool, typer.Option('--no-data', help='Check only the YAML files.', rich_help_panel='Tasks')
+    ] = False,
     *,
     tasks: Path | None,
     gauntlet: Path | None,
     score: Path | None,
     data_root: str,
 ) -> None:
-    """Check YAML files and the data of their tasks; list all errors at once. Exit status 1 if there are any.
+    r"""Check YAML files and the data of their tasks; list all errors at once. Exit status 1 if there are any.
 
-    gauntlet validate --tasks yamls/tasks/gauntlet_v0.1.yaml --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml
+    Examples:
+      gauntlet validate --tasks yamls/tasks/gauntlet_v0.1.yaml \
+          --gauntlet yamls/gauntlets/eval_gauntlet_v0.1.yaml
+      # a YAML file of yours before its data are there
+      gauntlet validate --tasks my_tasks.yaml --no-data
     """
     if tasks is None and gauntlet is None and score is None:
         raise ConfigError('nothing to check: give at least one of --tasks, --gauntlet and --score')

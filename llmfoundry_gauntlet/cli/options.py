@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -51,6 +52,20 @@ CHAT = ('apply_chat_template', 'chat_template_kwargs', 'system_prompt', 'fewshot
 MODEL = ('tokenizer', 'model_config', 'dtype', 'device_map', 'trust_remote_code', 'device', 'precision', 'fsdp_config')
 
 
+# An option under each heading of --help; the headings stand in the order in which a command takes its options.
+of_input = partial(Option, rich_help_panel='What to evaluate')
+of_tasks = partial(Option, rich_help_panel='Tasks')
+of_subset = partial(Option, rich_help_panel='Subset and budget')
+of_scoring = partial(Option, rich_help_panel='Prompts and scoring')
+of_chat = partial(Option, rich_help_panel='Chat template')
+of_model = partial(Option, rich_help_panel='Model')
+of_hardware = partial(Option, rich_help_panel='Hardware')
+of_output = partial(Option, rich_help_panel='Output')
+of_resume = partial(Option, rich_help_panel='Resume')
+HELP_PANEL = 'Help'
+EXAMPLES = '\n\nExamples:\n'  # the line of a command's docstring below which its examples are
+
+
 class OutputFormat(StrEnum):
     """Output formats of scores."""
 
@@ -61,85 +76,171 @@ class OutputFormat(StrEnum):
 
 
 class Options:
-    """Options of evaluations, with their defaults, in the order in which commands list those that they take."""
+    """Options of evaluations, with their defaults, in the order in which the panels of --help list them."""
 
-    out: Path | None = Option(None, help='Folder for results.json and samples/. Not needed with --dry-run.')
-    tasks: Path | None = Option(None, help='YAML file of tasks (top key icl_tasks).')
-    score: Path | None = Option(None, help='YAML file of SCORE datasets (top key score).')
-    model: str | None = Option(
-        None, help='Composer checkpoint (also sharded), or Hugging Face folder or name; local or s3://.'
-    )
-    outputs: Path | None = Option(None, help='JSON Lines of generations from another engine, to be scored.')
-    recorded: Path | None = Option(None, '--from', help='Folder of an earlier run whose metrics to recompute.')
-    gauntlet: Path | None = Option(None, help='YAML file of categories and averages (top key eval_gauntlet).')
-    data_root: str = Option('eval_data', help='Folder that data file paths are relative to.')
-    only: str | None = Option(None, help='Labels of tasks and categories to run, separated by commas. Default: all.')
-    num_fewshot: int | None = Option(None, help="Number of shots of every task. Default: each task's own.")
-    subset_items: int | None = Option(
-        None, '--subset-items', '--limit', help='Maximum number of items per task; always the same items.'
-    )
-    missing: str = Option('error', help='error, or skip: leave out tasks without a data file and composites over them.')
-    tokenizer: str | None = Option(None, help="Replaces the model's own.")
-    model_config: str | None = Option(None, help="Replaces the model's own.")
-    revision: str | None = Option(None, help='Branch, tag or commit of a model on the Hugging Face hub.')
-    adapter: str | None = Option(
-        None, help='Folder or name of a PEFT adapter (LoRA), merged into the weights. Needs peft.'
-    )
-    dtype: str = Option('float32', help='Type of the weights: float32, bfloat16 or float16 (half the memory).')
-    device_map: str | None = Option(
-        None, help='auto: place the layers of a model that is larger than one GPU on several. Needs accelerate.'
-    )
-    trust_remote_code: bool = Option(
-        False, '--trust-remote-code', help="Run Python code from the model's folder. Read it first."
-    )
-    apply_chat_template: bool = Option(
-        False, '--apply-chat-template', help="Send prompts, shots included, in the tokenizer's chat template."
-    )
-    chat_template_kwargs: str | None = Option(
-        None, help='Arguments of the chat template, in JSON: \'{"enable_thinking": false}\'.'
-    )
-    system_prompt: str | None = Option(None, help='System message before each prompt in the chat template.')
-    fewshot_as_turns: bool = Option(
-        False, '--fewshot-as-turns', help='In the chat template, shots are messages of the user and the assistant.'
-    )
-    max_seq_len: int | None = Option(None, help="Maximum prompt length in tokens. Default: the model's.")
-    tokens_per_batch: str = Option('auto', help='Tokens per batch, or auto.')
-    device: str | None = Option(None, help='cpu or gpu. Default: gpu if available.')
-    precision: str | None = Option(None, help='fp32, amp_bf16 or amp_fp16.')
-    fsdp_config: str | None = Option(
+    # What to evaluate
+    model: str | None = of_input(
         None,
-        help='Shard the model over the ranks, which torchrun or composer starts: keys of FSDPConfig in JSON, or {}.',
+        metavar='MODEL',
+        help='Composer checkpoint (also sharded), or Hugging Face folder or name; local or s3://.',
     )
-    semantics: str = Option('corrected', help="corrected, or reference to reproduce llm-foundry's scores.")
-    truncation: str | None = Option(None, help='Truncation of long prompts: drop_shots or reference.')
-    fewshot: str = Option('reference', help='reference, or fixed: the same shots for all items of a task.')
-    reasoning_markers: list[str] | None = Option(
+    outputs: Path | None = of_input(
+        None, metavar='FILE', help='JSON Lines of generations from another engine, to be scored.'
+    )
+    recorded: Path | None = of_input(
+        None, '--from', metavar='FOLDER', help='Folder of an earlier run whose metrics to recompute.'
+    )
+
+    # Tasks
+    tasks: Path | None = of_tasks(None, metavar='FILE', help='YAML file of tasks (top key icl_tasks).')
+    score: Path | None = of_tasks(None, metavar='FILE', help='YAML file of SCORE datasets (top key score).')
+    gauntlet: Path | None = of_tasks(
+        None, metavar='FILE', help='YAML file of categories and averages (top key eval_gauntlet).'
+    )
+    data_root: str = of_tasks('eval_data', metavar='FOLDER', help='Folder that data file paths are relative to.')
+    only: str | None = of_tasks(
+        None, metavar='NAMES', help='Labels of tasks and categories to run, separated by commas. Default: all.'
+    )
+    num_fewshot: int | None = of_tasks(
+        None, metavar='INTEGER', help="Number of shots of every task. Default: each task's own."
+    )
+    missing: str = of_tasks(
+        'error',
+        metavar='error|skip',
+        help='If a data file is missing: stop, or leave out its tasks and the composites over them.',
+    )
+
+    # Subset and budget
+    subset_items: int | None = of_subset(
         None,
-        help="Texts around a model's reasoning in place of the known ones: '<plan>...</plan>'; may be repeated; none.",
+        '--subset-items',
+        '--limit',
+        metavar='INTEGER',
+        help='Maximum number of items per task; always the same items.',
     )
-    sandbox: str = Option('auto', help='For generated programs: auto (full isolation), rlimits or none.')
-    time_budget: str | None = Option(None, help="Time limit such as '120s'; runs the items that fit.")
-    precision_target: str | None = Option(
+    time_budget: str | None = of_subset(
+        None, metavar='DURATION', help='Time limit such as 120s, 10m or 1h; runs the items that fit.'
+    )
+    precision_target: str | None = of_subset(
         None,
-        help="The smallest subset with which an average's error is at most this much above that of all items: '5%'.",
+        metavar='PERCENT',
+        help='The smallest subset with which the error of an average is at most this much above that of all items: '
+        "5%, or '5% of core_average'.",
     )
-    loggers: str | None = Option(None, help='Also log to these of wandb, mlflow and tensorboard, separated by commas.')
-    log: str = Option(
-        'accuracy,errors,composites,score',
-        help='With --loggers: what to log of accuracy, errors, composites, score and metrics.',
-    )
-    log_prompts: bool = Option(False, '--log-prompts', help='Write prompts and choices into the samples files.')
-    allow_missing: bool = Option(
-        False, '--allow-missing', help='With --outputs or --from: score tasks on the items that have a generation.'
-    )
-    overwrite: bool = Option(False, '--overwrite', help='Replace the contents of --out.')
-    resume: bool = Option(False, '--resume', help='Resume an interrupted evaluation in --out.')
-    repair_journal: bool = Option(False, '--repair-journal', help='With --resume: drop damaged journal lines.')
-    dry_run: bool = Option(
+    dry_run: bool = of_subset(
         False, '--dry-run', help='Only print items, tokens and estimated time, also of subsets by precision.'
     )
-    form: OutputFormat = Option(OutputFormat.TABLE, '--format', help='Output format of the scores.')
-    as_json: bool = Option(False, '--json', help='Print JSON instead of text.')
+
+    # Prompts and scoring
+    semantics: str = of_scoring(
+        'corrected', metavar='corrected|reference', help="reference reproduces llm-foundry's scores, with its bugs."
+    )
+    fewshot: str = of_scoring(
+        'reference',
+        metavar='reference|fixed',
+        help='Shots drawn for each item as in llm-foundry, or the same for all items of a task.',
+    )
+    max_seq_len: int | None = of_scoring(
+        None, metavar='INTEGER', help="Maximum prompt length in tokens. Default: the model's."
+    )
+    truncation: str | None = of_scoring(
+        None,
+        metavar='drop_shots|reference',
+        help='Shorten long prompts by whole shots, or as llm-foundry does. Default: as --semantics says.',
+    )
+    reasoning_markers: list[str] | None = of_scoring(
+        None,
+        metavar='START...END',
+        help="Texts around a model's reasoning in place of the known ones: '<plan>...</plan>'; may be repeated. "
+        'none: there is no reasoning.',
+    )
+    sandbox: str = of_scoring(
+        'auto',
+        metavar='auto|rlimits|none',
+        help='Isolation of generated programs: complete, limits of resources alone, or none.',
+    )
+    allow_missing: bool = of_scoring(
+        False, '--allow-missing', help='With --outputs or --from: score tasks on the items that have a generation.'
+    )
+
+    # Chat template
+    apply_chat_template: bool = of_chat(
+        False, '--apply-chat-template', help="Send prompts, shots included, in the tokenizer's chat template."
+    )
+    chat_template_kwargs: str | None = of_chat(
+        None, metavar='JSON', help='Arguments of the chat template: \'{"enable_thinking": false}\'.'
+    )
+    system_prompt: str | None = of_chat(
+        None, metavar='TEXT', help='System message before each prompt in the chat template.'
+    )
+    fewshot_as_turns: bool = of_chat(
+        False, '--fewshot-as-turns', help='In the chat template, shots are messages of the user and the assistant.'
+    )
+
+    # Model
+    tokenizer: str | None = of_model(None, metavar='FOLDER', help="Folder or name. Replaces the model's own.")
+    model_config: str | None = of_model(None, metavar='FOLDER', help="Folder or name. Replaces the model's own.")
+    revision: str | None = of_model(
+        None, metavar='NAME', help='Branch, tag or commit of a model on the Hugging Face hub.'
+    )
+    adapter: str | None = of_model(
+        None,
+        metavar='FOLDER',
+        help='Folder or name of a PEFT adapter (LoRA), merged into the weights. Needs peft.',
+    )
+    dtype: str = of_model(
+        'float32',
+        metavar='TYPE',
+        help='Type of the weights: float32, or bfloat16 or float16, which take half the memory.',
+    )
+    trust_remote_code: bool = of_model(
+        False, '--trust-remote-code', help="Run Python code from the model's folder. Read it first."
+    )
+
+    # Hardware
+    device: str | None = of_hardware(None, metavar='cpu|gpu', help='Default: gpu if there is one.')
+    precision: str | None = of_hardware(
+        None,
+        metavar='fp32|amp_bf16|amp_fp16',
+        help='Type of the computation. Default: fp32 on a CPU, amp_bf16 on a GPU.',
+    )
+    tokens_per_batch: str = of_hardware(
+        'auto', metavar='auto|INTEGER', help='Tokens per batch; auto fits them into the memory.'
+    )
+    device_map: str | None = of_hardware(
+        None,
+        metavar='auto',
+        help='Place the layers of a model that is larger than one GPU on several. Needs accelerate.',
+    )
+    fsdp_config: str | None = of_hardware(
+        None,
+        metavar='JSON',
+        help='Shard the model over the ranks, which torchrun or composer starts: keys of FSDPConfig, or {}.',
+    )
+
+    # Output
+    out: Path | None = of_output(
+        None, metavar='FOLDER', help='Folder for results.json and samples/. Not needed with --dry-run.'
+    )
+    overwrite: bool = of_output(False, '--overwrite', help='Replace the contents of --out.')
+    log_prompts: bool = of_output(False, '--log-prompts', help='Write prompts and choices into the samples files.')
+    form: OutputFormat = of_output(
+        OutputFormat.TABLE, '--format', metavar='|'.join(OutputFormat), help='Format of the printed scores.'
+    )
+    as_json: bool = of_output(False, '--json', help='Print JSON instead of text.')
+    loggers: str | None = of_output(
+        None, metavar='NAMES', help='Also log to these of wandb, mlflow and tensorboard, separated by commas.'
+    )
+    log: str = of_output(
+        'accuracy,errors,composites,score',
+        metavar='NAMES',
+        show_default=False,
+        help='With --loggers: what to log of accuracy, errors, composites, score and metrics (not by default).',
+    )
+
+    # Resume
+    resume: bool = of_resume(False, '--resume', help='Resume an interrupted evaluation in --out.')
+    repair_journal: bool = of_resume(False, '--repair-journal', help='With --resume: drop damaged journal lines.')
 
 
 def takes(*names: str) -> Callable[[Function], Function]:
@@ -161,7 +262,30 @@ def takes(*names: str) -> Callable[[Function], Function]:
 
 
 class CliCommand(TyperCommand):
-    """A command that names every missing argument and option at once."""
+    """A command with examples below its help, which names every missing argument and option at once.
+
+    The examples are the end of the docstring, below the line 'Examples:'.
+    """
+
+    def __init__(self, *arguments: Any, help: str, **settings: Any) -> None:
+        text, _, self.examples = help.partition(EXAMPLES)
+        paragraphs = [' '.join(paragraph.split()) for paragraph in text.split('\n\n')]
+        super().__init__(*arguments, help='\n\n'.join(paragraphs), **settings)
+        for parameter in self.params:
+            if getattr(parameter, 'is_flag', False):
+                parameter.metavar = ''  # it takes no value, so that no type of one is shown
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return --help, under the last heading."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.rich_help_panel, option.metavar = HELP_PANEL, ''
+        return option
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, then the examples as they are: folded to the width of a terminal, none could be copied."""
+        super().format_help(ctx, formatter)
+        formatter.write(f' Examples:\n{self.examples}\n')
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments. Raise ConfigError with every required one that is missing."""

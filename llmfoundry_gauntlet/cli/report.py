@@ -12,6 +12,12 @@ import typer
 from llmfoundry_gauntlet.cli.options import OutputFormat, check_options, takes
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 
+OUTPUT, CONTENT = 'Output', 'Content of the page'  # headings of --help
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar='FOLDER', help='Folders of evaluations, or of several at training checkpoints.'),
+]
+
 
 class ShowForm(StrEnum):
     """Output formats of `gauntlet show`: those of scores, and lm-eval's."""
@@ -25,27 +31,41 @@ class ShowForm(StrEnum):
 
 def report(
     context: typer.Context,
-    runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
-    out: Annotated[Path, typer.Option('--out', help='File to write the page to.')] = Path('report.html'),
-    title: Annotated[str | None, typer.Option(help="Title of the page. Default: the model's name.")] = None,
-    samples: Annotated[int, typer.Option(min=0, help='Number of items to show per task.')] = 5,
+    runs: Runs,
+    out: Annotated[
+        Path, typer.Option('--out', metavar='FILE', help='File to write the page to.', rich_help_panel=OUTPUT)
+    ] = Path('report.html'),
+    overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.', rich_help_panel=OUTPUT)] = False,
+    title: Annotated[
+        str | None,
+        typer.Option(metavar='TEXT', help="Title of the page. Default: the model's name.", rich_help_panel=CONTENT),
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(metavar='INTEGER', min=0, help='Number of items to show per task.', rich_help_panel=CONTENT),
+    ] = 5,
     data_root: Annotated[
         str | None,
-        typer.Option('--data-root', help='Folder of the data files, for prompts. Default: the recorded one.'),
+        typer.Option(
+            '--data-root',
+            metavar='FOLDER',
+            help='Folder of the data files, for prompts. Default: the recorded one.',
+            rich_help_panel=CONTENT,
+        ),
     ] = None,
     no_prompts: Annotated[
-        bool, typer.Option('--no-prompts', help='Read no data files; prompts are not shown.')
+        bool,
+        typer.Option('--no-prompts', help='Read no data files; prompts are not shown.', rich_help_panel=CONTENT),
     ] = False,
-    overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
 ) -> None:
     """Write one self-contained page: scores with standard errors, charts, comparisons, samples and cost.
 
     A folder with evaluations at several training batches is one run, shown over training. Several runs are compared
     with the first.
 
-    gauntlet report runs/demo --out report.html
-
-    gauntlet report runs/baseline runs/candidate --out report.html --title 'Longer warm-up'
+    Examples:
+      gauntlet report runs/demo --out report.html
+      gauntlet report runs/baseline runs/candidate --out report.html --title 'Longer warm-up'
     """
     from llmfoundry_gauntlet.results.files import write_lines
     from llmfoundry_gauntlet.results.report.page import make_page
@@ -60,12 +80,20 @@ def report(
 
 @takes()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
+    runs: Runs,
     metric: Annotated[
-        str | None, typer.Option(help='Metric to compare instead of accuracy, such as GoldBitsPerByte.')
+        str | None,
+        typer.Option(
+            metavar='NAME',
+            help='Metric to compare instead of accuracy, such as GoldBitsPerByte.',
+            rich_help_panel='Comparison',
+        ),
     ] = None,
     allow_missing: Annotated[
-        bool, typer.Option('--allow-missing', help='Compare tasks over the items that are scored.')
+        bool,
+        typer.Option(
+            '--allow-missing', help='Compare tasks over the items that are scored.', rich_help_panel='Comparison'
+        ),
     ] = False,
     *,
     form: OutputFormat,
@@ -74,11 +102,11 @@ def compare(
 
     When several runs are compared, a folder with several evaluations is represented by its last one.
 
-    gauntlet compare runs/baseline runs/candidate
-
-    gauntlet compare runs/demo
-
-    gauntlet compare runs/baseline runs/candidate --format markdown
+    Examples:
+      gauntlet compare runs/baseline runs/candidate
+      # over the checkpoints of a training
+      gauntlet compare runs/demo
+      gauntlet compare runs/baseline runs/candidate --format markdown
     """
     from llmfoundry_gauntlet.results.files import find_results
     from llmfoundry_gauntlet.results.report import comparison, printing
@@ -96,18 +124,22 @@ def compare(
 
 
 def show(
-    runs: Annotated[list[Path], typer.Argument(help='Folders of evaluations, or of several at training checkpoints.')],
-    form: Annotated[ShowForm, typer.Option('--format', help='Output format of the scores.')] = ShowForm.TABLE,
+    runs: Runs,
+    form: Annotated[
+        ShowForm,
+        typer.Option(
+            '--format', metavar='|'.join(ShowForm), help='Format of the printed scores.', rich_help_panel=OUTPUT
+        ),
+    ] = ShowForm.TABLE,
 ) -> None:
     """Print the recorded scores of evaluations side by side; needs no model.
 
     lm-eval is the results format of lm-evaluation-harness, for the last evaluation of one run.
 
-    gauntlet show runs/demo
-
-    gauntlet show runs/baseline runs/candidate --format markdown
-
-    gauntlet show runs/demo --format csv > scores.csv
+    Examples:
+      gauntlet show runs/demo
+      gauntlet show runs/baseline runs/candidate --format markdown
+      gauntlet show runs/demo --format csv > scores.csv
     """
     from llmfoundry_gauntlet.results.report.lm_eval import lm_eval_record
     from llmfoundry_gauntlet.results.report.printing import print_scores

@@ -59,19 +59,31 @@ def run(
     form: OutputFormat,
     **given: Any,
 ) -> None:
-    """Evaluate a model, score generations from another engine, or recompute the metrics of an earlier run.
+    r"""Evaluate a model, score generations from another engine, or recompute the metrics of an earlier run.
 
     Without --tasks and --score: the Gauntlet v0.1.
 
-    gauntlet run --model MODEL --only hellaswag,copa,world_knowledge --subset-items 100 --out runs/first_look
-
-    gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --data-root data --out runs/demo/eval
-
-    gauntlet run --model MODEL --score yamls/score/mmlu_pro.yaml --out runs/mmlu_pro
-
-    gauntlet run --from runs/mmlu_pro --out runs/mmlu_pro_again
-
-    gauntlet run --model MODEL --dry-run
+    Examples:
+      # a first look: some tasks, 100 items of each
+      gauntlet run --model MODEL --only hellaswag,copa,world_knowledge --subset-items 100 \
+          --out runs/first_look
+      # what all tasks would take, without running them
+      gauntlet run --model MODEL --data-root data --dry-run
+      # a checkpoint of Composer on all tasks, within ten minutes
+      gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --data-root data \
+          --time-budget 10m --out runs/demo/eval
+      # after an interruption: the same command with --resume
+      gauntlet run --model runs/demo/checkpoints/latest-rank0.pt --data-root data \
+          --time-budget 10m --out runs/demo/eval --resume
+      # SCORE
+      gauntlet run --model MODEL --score yamls/score/mmlu_pro.yaml --out runs/mmlu_pro
+      # generations of another engine, for the requests of gauntlet export
+      gauntlet run --outputs generations.jsonl --score yamls/score/math.yaml --out runs/math
+      # the metrics of an earlier run again, with this version
+      gauntlet run --from runs/mmlu_pro --out runs/mmlu_pro_again
+      # a model that needs several GPUs
+      torchrun --nproc-per-node 8 -m llmfoundry_gauntlet run --model MODEL --fsdp-config {} \
+          --data-root data --out runs/sharded
     """
     from llmfoundry_gauntlet.results.interrupts import exit_on_signals, nothing_written
     from llmfoundry_gauntlet.results.report.printing import print_scores, print_unwritten
@@ -251,19 +263,29 @@ def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing
 @takes(*SELECTION, *CHAT)
 def export(
     context: typer.Context,
-    out: Annotated[Path, typer.Option('--out', help='File for the requests, a JSON line each.')],
+    out: Annotated[
+        Path,
+        typer.Option(
+            '--out', metavar='FILE', help='File for the requests, a JSON line each.', rich_help_panel='Output'
+        ),
+    ],
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help='Folder or name: counts max_new_tokens, which is an estimate without it; has a chat template.'
+            metavar='FOLDER',
+            help='Folder or name: counts max_new_tokens, which is an estimate without it; has a chat template.',
+            rich_help_panel='Model',
         ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.')] = False,
+    overwrite: Annotated[bool, typer.Option('--overwrite', help='Replace the file.', rich_help_panel='Output')] = False,
     **given: Any,
 ) -> None:
     """Write the requests of all tasks for a server or an API; `gauntlet run --outputs` scores its generations.
 
-    gauntlet export --tasks yamls/tasks/gauntlet_v0.1.yaml --out requests.jsonl
+    Examples:
+      gauntlet export --score yamls/score/math.yaml --data-root data --out requests.jsonl
+      # the prompts of a chat model, as messages
+      gauntlet export --only gsm8k --tokenizer MODEL --apply-chat-template --out requests.jsonl
     """
     from llmfoundry_gauntlet.evaluation.inputs import load_inputs
     from llmfoundry_gauntlet.results.external import request_lines
@@ -288,9 +310,12 @@ def export(
 def eval_file(file: File, overrides: Overrides = None) -> None:
     """Evaluate one or several models from a YAML file: the options of gauntlet run as keys, or llm-foundry's keys.
 
-    torchrun --nproc-per-node 2 -m llmfoundry_gauntlet eval yamls/eval/demo.yaml resume=true
-
     Exit status: 0 done, 1 some of several models failed, 2 the file is invalid or no model could be evaluated.
+
+    Examples:
+      gauntlet eval yamls/eval/demo.yaml
+      # two processes, and another value of a key
+      torchrun --nproc-per-node 2 -m llmfoundry_gauntlet eval yamls/eval/demo.yaml resume=true
     """
     from llmfoundry_gauntlet.results.interrupts import exit_on_signals, nothing_written
 

@@ -21,6 +21,8 @@ from llmfoundry_gauntlet.cli.options import (
 )
 from llmfoundry_gauntlet.errors import ConfigError
 
+NEVER = 'never'
+OUTPUT, WAITING, CLAIMS = 'Output', 'Waiting', 'Several watchers'  # headings of --help
 EVALUATION = (*INPUTS, *CHAT, *RUNNING)  # options that --train-yaml sets
 
 
@@ -31,28 +33,68 @@ def watch(
         str, typer.Argument(metavar='FOLDER', help='save_folder of the training: local, s3://, gs:// or az://.')
     ],
     out: Annotated[
-        Path | None, typer.Option(help='Folder for records, in ba{batch}/. Default: from --train-yaml.')
+        Path | None,
+        typer.Option(
+            metavar='FOLDER',
+            help='Folder for records, in ba{batch}/. Default: from --train-yaml.',
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     train_yaml: Annotated[
-        Path | None, typer.Option(help='Take eval_gauntlet, loggers, run_name and precision from this training YAML.')
+        Path | None,
+        typer.Option(
+            metavar='FILE',
+            help='Take eval_gauntlet, loggers, run_name and precision from this training YAML.',
+            rich_help_panel='Tasks',
+        ),
     ] = None,
-    poll: Annotated[str, typer.Option(help='Interval between listings of FOLDER, such as 30s.')] = '30s',
-    settle: Annotated[str, typer.Option(help='Evaluate a checkpoint once it has not changed for this long.')] = '5s',
-    once: Annotated[bool, typer.Option('--once', help='Evaluate the existing checkpoints, then exit.')] = False,
-    claims: Annotated[str | None, typer.Option(help='Folder or URI for claims. Default: FOLDER/.gauntlet.')] = None,
-    claim_expires: Annotated[str, typer.Option(help='Take over claims not renewed for this long.')] = '10m',
+    poll: Annotated[
+        str,
+        typer.Option(
+            metavar='DURATION', help='Interval between listings of FOLDER, such as 30s.', rich_help_panel=WAITING
+        ),
+    ] = '30s',
+    settle: Annotated[
+        str,
+        typer.Option(
+            metavar='DURATION',
+            help='Evaluate a checkpoint once it has not changed for this long.',
+            rich_help_panel=WAITING,
+        ),
+    ] = '5s',
+    once: Annotated[
+        bool, typer.Option('--once', help='Evaluate the existing checkpoints, then exit.', rich_help_panel=WAITING)
+    ] = False,
     stop_after: Annotated[
-        str, typer.Option(help='Exit after this long without a new checkpoint; 0s is --once.')
-    ] = 'never',
+        str,
+        typer.Option(
+            metavar='DURATION',
+            help='Exit after this long without a new checkpoint, such as 2h; 0s is --once.',
+            rich_help_panel=WAITING,
+        ),
+    ] = NEVER,
+    claims: Annotated[
+        str | None,
+        typer.Option(
+            metavar='FOLDER', help='Folder or URI for claims. Default: FOLDER/.gauntlet.', rich_help_panel=CLAIMS
+        ),
+    ] = None,
+    claim_expires: Annotated[
+        str,
+        typer.Option(metavar='DURATION', help='Take over claims not renewed for this long.', rich_help_panel=CLAIMS),
+    ] = '10m',
     **given: Any,
 ) -> None:
-    """Evaluate each new checkpoint of a folder once and log at its training step. Exit status 1 if any failed.
+    r"""Evaluate each new checkpoint of a folder once and log at its training step. Exit status 1 if any failed.
 
-    gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
-
-    gauntlet watch s3://bucket/run/checkpoints --tasks yamls/tasks/gauntlet_v0.1.yaml --out runs/watched --once
-
-    torchrun --nproc-per-node 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
+    Examples:
+      # with the settings and the loggers of the training, beside it
+      gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml
+      # the checkpoints that are there, then exit
+      gauntlet watch s3://bucket/run/checkpoints --tasks yamls/tasks/gauntlet_v0.1.yaml \
+          --data-root data --out runs/watched --once
+      torchrun --nproc-per-node 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints \
+          --train-yaml yamls/train/demo.yaml --stop-after 2h
     """
     problems = []
     if given['tasks'] is None and given['score'] is None and train_yaml is None:
@@ -69,7 +111,7 @@ def watch(
     model = settings_of(given, MODEL)
     precision_of_training = training.pop('precision', None)
     model['precision'] = model['precision'] or precision_of_training
-    stop_seconds = None if stop_after == 'never' else seconds_of('--stop-after', stop_after)
+    stop_seconds = None if stop_after == NEVER else seconds_of('--stop-after', stop_after)
     timing: dict[str, Any] = {
         'poll_seconds': seconds_of('--poll', poll),
         'settle_seconds': seconds_of('--settle', settle),
