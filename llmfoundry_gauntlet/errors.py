@@ -15,13 +15,17 @@ A caller's mistake in Python raises ValueError or TypeError as usual.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+COMMAND_LINE = 'command line'  # the source of settings that are options
 MAX_LISTED = 20  # problems in the text of an error
 MOST_SHOWN = 60  # characters of a value or a path
 FOREIGN_ERRORS = (  # built-in errors that third-party code raises for invalid values, at any depth
@@ -99,6 +103,45 @@ def print_problems(error: GauntletError) -> None:
         print(f'error: {problem}', file=sys.stderr)
 
 
+# The names of settings, in the words of who gave them
+
+# The options of the command that runs, by setting; empty elsewhere, where settings are keys.
+OPTIONS: ContextVar[Mapping[str, str]] = ContextVar('OPTIONS', default={})  # noqa: B039 - never changed in place
+KEY = re.compile(r'\w+(?=[.:\[])')  # at the beginning of a problem
+
+
+@contextlib.contextmanager
+def named_as_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Name these settings in messages by their options while the context lasts."""
+    token = OPTIONS.set(options)
+    try:
+        yield
+    finally:
+        OPTIONS.reset(token)
+
+
+def named(key: str) -> str:
+    """Return the name of a setting for a message: its option on the command line, elsewhere its key."""
+    return OPTIONS.get().get(key, key)
+
+
+def as_given(key: str, value: Any = True) -> str:
+    """Return how a setting is given a value: `--sandbox none`, and `--resume` for True; elsewhere `sandbox: none`."""
+    text = 'true' if value is True else str(value)
+    if key not in OPTIONS.get():
+        return f'{key}: {text}'
+    return named(key) if value is True else f'{named(key)} {text}'
+
+
+@contextlib.contextmanager
+def naming(key: str) -> Iterator[None]:
+    """Begin the problems of a GauntletError in the context with the name of the setting that they are about."""
+    try:
+        yield
+    except GauntletError as error:
+        raise type(error)([f'{named(key)}: {problem}' for problem in error.problems]) from error
+
+
 # Problems and errors, collected or caught
 
 
@@ -111,6 +154,10 @@ class Problems:
 
     def add(self, path: str, message: str, *, key: str = '') -> None:
         """Add a problem at a dotted path ('' for the whole source), or at a `key` below it that is named already."""
+        if self.source == COMMAND_LINE:
+            text = f'{path}: {message}' if path else message
+            self.messages.append(KEY.sub(lambda match: named(match[0]), text, count=1) if KEY.match(text) else text)
+            return
         place = join(path, key) if key else path
         source = f'{self.source}{self.line_of(place)}' if place else self.source
         self.messages.append(f'{source}: {path}: {message}' if path else f'{source}: {message}')

@@ -14,10 +14,7 @@ from llmfoundry_gauntlet.results.journal import Identity, Journal, read_journal
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 IDENTITY = {'model': '0f3a', 'precision': 'fp32', 'max_seq_len': 2048, 'layout': None}
-DAMAGED = (
-    'is damaged: its length or checksum does not fit; --repair-journal (repair_journal=True) drops it and keeps all '
-    'else'
-)
+DAMAGED = 'is damaged: its length or checksum does not fit; repair_journal: true drops it and keeps all else'
 
 
 def item(row: int, **changes: Any) -> ItemResult:

@@ -177,7 +177,7 @@ def test_missing_files_are_one_error_or_skipped_with_the_reason_of_their_composi
         data_of(tmp_path, *tasks)
     (problem,) = raised.value.problems
     assert problem.startswith(f'2 of 3 data files are missing below {tmp_path}: {uris["copa"]}, {uris["other"]}; ')
-    assert f'`gauntlet data fetch copa --to {tmp_path}`' in problem and '--missing skip' in problem
+    assert f'`gauntlet data fetch copa --to {tmp_path}`' in problem and 'missing: skip' in problem
     data = data_of(tmp_path, *tasks, gauntlet=gauntlet, missing='skip')
     assert list(data.tasks) == ['mine/0-shot']
     assert data.unsupported == {

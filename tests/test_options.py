@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -102,25 +104,25 @@ WRONG = [  # a command, and a fact of each line of its message
     # explain
     ('explain boolq --max-seq-len 64 --all-tokens', '--max-seq-len: ', '--all-tokens: '),
     ('explain boolq --sandbox none --model MODEL', '--sandbox: '),
-    ('explain boolq --max-seq-len 1 --model x', 'gauntlet explain: max_seq_len: is 1; allowed: 2 or more'),
-    ('explain boolq --sandbox docker --answer A', "sandbox: is 'docker'; allowed: auto, rlimits, none"),
-    ('explain boolq --num-fewshot 16', 'num_fewshot is 16; allowed: 0 to 15, the number of other rows'),
-    ('explain boolq --num-fewshot -1', 'num_fewshot is -1; allowed: 0 or more'),
-    ('explain boolq --row 99', 'boolq/10-shot: there is no row 99; there are rows 0 to 15'),
-    ('explain boolq --variant prompt:1', 'boolq/10-shot has no variants; leave --variant out'),
-    ('explain boolq --file boolq', 'boolq/10-shot has one data file; leave --file out'),
+    ('explain boolq --max-seq-len 1 --model x', '--max-seq-len: is 1; allowed: 2 or more'),
+    ('explain boolq --sandbox docker --answer A', "--sandbox: is 'docker'; allowed: auto, rlimits, none"),
+    ('explain boolq --num-fewshot 16', '--num-fewshot: is 16; allowed: 0 to 15, the number of other rows'),
+    ('explain boolq --num-fewshot -1', '--num-fewshot: is -1; allowed: 0 or more'),
+    ('explain boolq --row 99', '--row: is 99; allowed for boolq/10-shot: 0 to 15'),
+    ('explain boolq --variant prompt:1', "--variant: is 'prompt:1', but boolq/10-shot has no variants"),
+    ('explain boolq --file boolq', "--file: is 'boolq', but boolq/10-shot has one data file"),
     ('explain bolq', "bolq: no such task, did you mean 'boolq'?"),
-    ('explain copa --fewshot none', 'gauntlet explain: fewshot: '),
-    ('explain score_math --score SCORE/math.yaml', 'is in several files; name one with --file'),
+    ('explain copa --fewshot none', '--fewshot: '),
+    ('explain score_math --score SCORE/math.yaml', 'in several files; name one with --file'),
     (
         'explain score_math --score SCORE/math.yaml --file algebra --num-fewshot 2',
-        'num_fewshot is 2; allowed: 0, as tasks of the type score_math have no shots',
+        '--num-fewshot: is 2; allowed: 0, as tasks of the type score_math have no shots',
     ),
     (
         'explain score_mmlu_pro --score SCORE/mmlu_pro.yaml --num-fewshot 2',
-        'num_fewshot is 2; allowed: 0, as tasks of the type score_choices have no shots',
+        '--num-fewshot: is 2; allowed: 0, as tasks of the type score_choices have no shots',
     ),
-    ('explain score_mmlu_pro --score SCORE/mmlu_pro.yaml --variant option_order:Z', 'allowed: option_order:A'),
+    ('explain score_mmlu_pro --score SCORE/mmlu_pro.yaml --variant option_order:Z', "--variant: is 'option_order:Z'"),
     # Files and reports
     ('validate --tasks TASKS --no-data --data-root data', '--data-root: '),
     ('validate --gauntlet GAUNTLET --data-root data', '--data-root: '),
@@ -128,7 +130,7 @@ WRONG = [  # a command, and a fact of each line of its message
     ('validate', 'nothing to check'),
     ('ls saftey', "saftey: no such task or category, did you mean 'safety'?"),
     ('export', '--out'),
-    ('export --out o --subset-items 0', 'gauntlet export: subset_items: is 0; allowed: 1 or more'),
+    ('export --out o --subset-items 0', '--subset-items: is 0; allowed: 1 or more'),
     ('report', 'FOLDER'),
     ('report run --no-prompts --data-root data', '--data-root: '),
     # data
@@ -140,50 +142,97 @@ WRONG = [  # a command, and a fact of each line of its message
     ('data fetch --to d --from FOLDER --offline', '--from: '),
     # watch
     ('watch c', 'nothing to evaluate', '--out'),
-    ('watch c --train-yaml t.yaml --limit 3 --semantics corrected', '--semantics: ', '--subset-items: '),
-    ('watch c --tasks TASKS --out o --subset-items 0', 'gauntlet watch: subset_items: '),
-    ('watch c --tasks TASKS --out o --num-fewshot -1', 'gauntlet watch: num_fewshot: '),
-    ('watch c --tasks TASKS --out o --missing never', 'gauntlet watch: missing: '),
-    ('watch c --tasks TASKS --out o --only copq', 'copq'),
+    ('watch c --train-yaml t.yaml --limit 3 --semantics corrected', '--semantics: ', '--limit: '),
+    ('watch c --tasks TASKS --out o --subset-items 0', '--subset-items: '),
+    ('watch c --tasks TASKS --out o --num-fewshot -1', '--num-fewshot: '),
+    ('watch c --tasks TASKS --out o --missing never', '--missing: '),
+    ('watch c --tasks TASKS --out o --only copq', '--only: copq: no such'),
     # run: what is evaluated, and where
     ('run', 'give one of --model, --outputs and --from (a model, generations, an earlier run)', '--out'),
     ('run --allow-missing --model MODEL', '--allow-missing: ', '--out'),
-    ('run --out o --outputs a --semantics upstream', 'gauntlet run: semantics: '),
+    ('run --out o --outputs a --semantics upstream', '--semantics: '),
     ('run --out s3://bucket/run --model MODEL', 'is not on this machine; allowed: a local folder'),
     ('run --out FULL --model MODEL', 'is not empty'),
-    ('run --out o --model /nowhere/model', f'/nowhere/model: {IS_FILE}'),
+    ('run --out o --model /nowhere/model', f'--model: /nowhere/model: {IS_FILE}'),
     ('run --out o --model .', 'has no config.json'),
     ('run --out o --model FULL/damaged.pt', 'is not a Composer checkpoint'),
-    ('run --out o --model MODEL --tokenizer /nowhere', f'/nowhere: {IS_FILE}'),
-    ('run --out o --model MODEL --only copq,saftey,piqa', 'copq: no such', 'saftey: no such'),
+    ('run --out o --model MODEL --tokenizer /nowhere', f'--tokenizer: /nowhere: {IS_FILE}'),
+    ('run --out o --model MODEL --only copq,saftey,piqa', '--only: copq: no such', '--only: saftey: no such'),
     ('run --out o --model MODEL --data-root /nowhere', '57 of 57 data files are missing below /nowhere: '),
     # run: values
-    ('run --out o --model MODEL --subset-items 0', 'gauntlet run: subset_items: is 0; allowed: 1 or more'),
-    ('run --out o --model MODEL --limit 0', 'gauntlet run: subset_items: is 0; allowed: 1 or more'),
-    ('run --out o --model MODEL --num-fewshot -1', 'gauntlet run: num_fewshot: is -1; allowed: 0 or more'),
-    ('run --out o --model MODEL --missing never', 'gauntlet run: missing: '),
-    ('run --out o --model MODEL --max-seq-len 99999', 'max_seq_len is 99999, but the model (llama)'),
-    ('run --out o --model MODEL --tokens-per-batch many', "tokens_per_batch: is 'many'; allowed: auto"),
-    ('run --out o --model MODEL --semantics upstream', "semantics: is 'upstream'; allowed: corrected, reference"),
-    ('run --out o --model MODEL --precision fp7', "gauntlet run: precision: is 'fp7'; allowed:"),
+    ('run --out o --model MODEL --subset-items 0', '--subset-items: is 0; allowed: 1 or more'),
+    ('run --out o --model MODEL --limit 0', '--limit: is 0; allowed: 1 or more'),
+    ('run --out o --model MODEL --num-fewshot -1', '--num-fewshot: is -1; allowed: 0 or more'),
+    ('run --out o --model MODEL --missing never', '--missing: '),
+    ('run --out o --model MODEL --max-seq-len 99999', '--max-seq-len is 99999, but the model (llama)'),
+    ('run --out o --model MODEL --tokens-per-batch many', "--tokens-per-batch: is 'many'; allowed: auto"),
+    ('run --out o --model MODEL --semantics upstream', "--semantics: is 'upstream'; allowed: corrected, reference"),
+    ('run --out o --model MODEL --precision fp7', "--precision: is 'fp7'; allowed:"),
     (
         'run --out o --model MODEL --precision amp_bf16 --device cpu',
-        "precision is 'amp_bf16', but on a CPU there is only fp32",
+        "--precision is 'amp_bf16', but on a CPU there is only fp32",
     ),
-    ('run --out o --model MODEL --device tpu', "gauntlet run: device: is 'tpu', did you mean 'gpu'?"),
-    ('run --out o --model MODEL --loggers wandb --log losses', "log: is 'losses'; allowed: accuracy, "),
-    ('run --out o --model MODEL --loggers wandb,wanb', "gauntlet run: loggers: unknown key 'wanb', did you mean"),
+    ('run --out o --model MODEL --device tpu', "--device: is 'tpu'; allowed: cpu, gpu"),
+    ('run --out o --model MODEL --loggers wandb --log losses', "--log: is 'losses'; allowed: accuracy, "),
+    ('run --out o --model MODEL --loggers wandb,wanb', "--loggers: unknown key 'wanb', did you mean"),
     # run: values in JSON
-    ('run --out o --model MODEL --fsdp-config full', "fsdp_config: is 'full', which is not JSON"),
-    ('run --out o --model MODEL --fsdp-config 3', 'fsdp_config: is 3; allowed: a mapping'),
+    ('run --out o --model MODEL --fsdp-config full', "--fsdp-config: is 'full', which is not JSON"),
+    ('run --out o --model MODEL --fsdp-config 3', '--fsdp-config: is 3; allowed: a mapping'),
     (
         'run --out o --model MODEL --chat-template-kwargs a --fsdp-config b',
-        'chat_template_kwargs: is ',
-        'fsdp_config: is ',
+        '--chat-template-kwargs: is ',
+        '--fsdp-config: is ',
+    ),
+    # words of the command line
+    ('rum', "gauntlet rum: no such command, did you mean 'run'?"),
+    ('data lss', "gauntlet data lss: no such command, did you mean 'ls'?"),
+    ('run --modle MODEL --out o', "--modle: no such option, did you mean '--model'?"),
+    ('run --out o --model', '--model'),
+    ('run --out o --model MODEL --overwrite=yes', '--overwrite'),
+    ('run --out o --model MODEL further', 'further'),
+    ('run --out o --model MODEL --num-fewshot few', "--num-fewshot: is 'few'; allowed: a whole number"),
+    ('run --out o --model MODEL --limit=few', "--limit: is 'few'; allowed: a whole number"),
+    ('run --out o --model MODEL --format xml', "--format: is 'xml'; allowed: table, markdown, csv, json"),
+    ('report FULL --samples -1', "--samples: is '-1'; allowed: a whole number, 0 or more"),
+    # an empty path, as of a shell's unset variable, is not the working directory
+    ("run --out '' --model MODEL --overwrite", "--out: is ''"),
+    ('run --tasks= --model MODEL --out o', "--tasks: is ''"),
+    ("ls --data-root ''", "--data-root: is ''"),
+    # run: settings that do not go together
+    ('run --out o --model MODEL --system-prompt x', '--system-prompt: has no effect without --apply-chat-template'),
+    (
+        'run --out o --model MODEL --precision-target 5% --limit 3',
+        '--precision-target: ',
+    ),
+    ('run --out o --model MODEL --resume --overwrite', '--resume and --overwrite'),
+    ('run --out o --outputs a --model MODEL', 'found --model and --outputs'),
+    ('run --out o --model MODEL --revision main', '--revision is only for a name on the Hugging Face hub'),
+    (
+        "run --out o --model MODEL --precision-target '5% of all'",
+        "--precision-target: the gauntlet has no average 'all'",
+    ),
+    (
+        'run --out o --from FULL',
+        '--from: ',
+    ),
+    ('explain boolq --model /nowhere', f'--model: /nowhere: {IS_FILE}'),
+    ('explain boolq --data-root /nowhere', 'set --data-root to its folder'),
+    ('export --out o --tokenizer /nowhere --only copa', f'--tokenizer: /nowhere: {IS_FILE}'),
+    ('export --out FULL', '--out: '),
+    ('report FULL --out FULL', '--out: '),
+    ('data fetch --to d --from /nowhere', '--from: /nowhere: there is no such folder'),
+    ('watch c --tasks TASKS', '--out: is missing'),
+    ('watch c --train-yaml NOFOLDER', '--out: is missing'),
+    (
+        'watch c --tasks TASKS --out o --poll x --settle y --claim-expires z --stop-after w',
+        "--poll: is 'x'",
+        "--settle: is 'y'",
+        "--claim-expires: is 'z'",
+        "--stop-after: is 'w'",
     ),
 ]
 if not torch.cuda.is_available():
-    WRONG.append(('run --out o --model MODEL --device gpu', 'device is gpu, but torch finds no usable GPU'))
+    WRONG.append(('run --out o --model MODEL --device gpu', '--device is gpu, but torch finds no usable GPU'))
 
 
 @pytest.mark.parametrize(('command', 'facts'), [(command, facts) for command, *facts in WRONG])
@@ -192,6 +241,7 @@ def test_a_user_error_is_a_line_that_names_the_option_and_what_is_allowed(
 ):
     (tmp_path / 'full').mkdir()
     (tmp_path / 'full' / 'damaged.pt').write_bytes(b'not a checkpoint')
+    (tmp_path / 'train.yaml').write_text(json.dumps({'callbacks': {'eval_gauntlet': {'tasks': 'tasks.yaml'}}}))
     names = {
         'MODEL': FIXTURES / 'models' / 'rotary_bos',
         'TASKS': ROOT / 'yamls/tasks/gauntlet_v0.1.yaml',
@@ -199,6 +249,7 @@ def test_a_user_error_is_a_line_that_names_the_option_and_what_is_allowed(
         'SCORE': ROOT / 'yamls/score',
         'DATA': ROOT / 'eval_data',
         'FULL': tmp_path / 'full',
+        'NOFOLDER': tmp_path / 'train.yaml',
     }
     for name, path in names.items():
         command = command.replace(name, str(path))
@@ -206,4 +257,6 @@ def test_a_user_error_is_a_line_that_names_the_option_and_what_is_allowed(
     assert (status, out, len(err.splitlines())) == (2, '', len(facts)), err
     assert all(line.startswith('error: ') for line in err.splitlines())
     assert [fact for fact in facts if fact not in err] == [], err
+    keys = [option.name for option in RUN.values() if '_' in option.name and re.search(rf'\b{option.name}\b', err)]
+    assert keys == [], 'a setting has the name of its key, not of the option that was typed'
     assert list(elsewhere.iterdir()) == []

@@ -204,7 +204,7 @@ def test_a_watch_takes_the_target_of_a_training_yaml(settings, tmp_path: Path):
         ({'precision': '5%', 'subset_items': 100}, 'chooses the subset by itself; leave out subset_items'),
         ({'precision': '5%', 'time_budget': '9s'}, 'chooses the subset by itself; leave out time_budget'),
         ({'precision': '5% of core'}, "no average 'core'; allowed: first, gauntlet_average"),
-        ({'precision': '5%', 'gauntlet': None}, 'give a gauntlet'),
+        ({'precision': '5%', 'gauntlet': None}, 'give gauntlet, which defines it'),
         ({'precision': '5%', 'gauntlet': WITHOUT_A_TASK}, "no task of the average 'empty'"),
     ],
 )

@@ -15,7 +15,7 @@ import typer
 from llmfoundry_gauntlet.cli.data import data_commands
 from llmfoundry_gauntlet.cli.explain import explain
 from llmfoundry_gauntlet.cli.inspect import ls, validate
-from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, CliCommand
+from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, CliCommand, CliGroup
 from llmfoundry_gauntlet.cli.report import compare, report, show
 from llmfoundry_gauntlet.cli.run import eval_file, export, run
 from llmfoundry_gauntlet.cli.watch import watch
@@ -25,6 +25,7 @@ from llmfoundry_gauntlet.stack import VERSION, check_stack
 
 app = typer.Typer(
     name='gauntlet',
+    cls=CliGroup,
     help='The Mosaic Eval Gauntlet: evaluate Hugging Face models and Composer checkpoints on tasks from YAML files.',
     epilog='gauntlet COMMAND --help lists the options of a command, with examples.',
     pretty_exceptions_enable=False,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import CHECK_FAILED, CliCommand, check_options, takes
+from llmfoundry_gauntlet.cli.options import CHECK_FAILED, CliCommand, CliGroup, check_options, takes
 from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.data.published import (
     FAILED,
@@ -28,7 +28,7 @@ from llmfoundry_gauntlet.data.published import (
     look_for_sample,
     select_files,
 )
-from llmfoundry_gauntlet.errors import ConfigError, plural
+from llmfoundry_gauntlet.errors import ConfigError, naming, plural
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -47,6 +47,8 @@ def possible(path: Path) -> Path:
     """Return a path. Raise ConfigError if no folder can have it."""
     if problem := path_problem(str(path)):
         raise ConfigError(f'--to: {problem}')
+    if path.is_file():
+        raise ConfigError(f'--to: {path} is a file; allowed: a folder, which is made if it is not there')
     return path
 
 
@@ -165,13 +167,14 @@ def fetch(
 
 def copy_files(files: Sequence[DataFile], source: str, to: Path, *, overwrite: bool) -> None:
     """Copy files from anywhere below a folder or URL into a data root. Raise ConfigError if it has none of them."""
-    places = list_copies(files, source)
+    with naming('source'):
+        places = list_copies(files, source)
     states = (copy_file(file, places[file.path], to, overwrite=overwrite) for file in files)
     statuses = print_states(states, files)
     if statuses == {MISSING}:
         shown = ', '.join(file.path.rpartition('/')[2] for file in files[:3])
         more = ', ...' if len(files) > 3 else ''
-        raise ConfigError(f'{source}: has none of the files; looked for {shown}{more}')
+        raise ConfigError(f'--from: {source}: has none of the files; looked for {shown}{more}')
     exit_with(statuses, {FAILED})
 
 
@@ -227,6 +230,8 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-data_commands = typer.Typer(help='Download the published evaluation files, or list their state.', no_args_is_help=True)
+data_commands = typer.Typer(
+    cls=CliGroup, help='Download the published evaluation files, or list their state.', no_args_is_help=True
+)
 data_commands.command('fetch', cls=CliCommand)(fetch)
 data_commands.command('ls', cls=CliCommand)(list_files)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmfoundry_gauntlet.cli.options import CHAT, GAUNTLET_TASKS, check_options, settings_of, takes
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.cli.run import check_model
+from llmfoundry_gauntlet.errors import COMMAND_LINE, ConfigError
 
 if TYPE_CHECKING:  # these load numpy
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
@@ -93,17 +94,18 @@ def explain(
 
     check_options(context, needs=NEEDS)
     source = None if score is not None and tasks is None else tasks or GAUNTLET_TASKS
-    settings = decode_settings(
-        {'tasks': source, 'score': score, **given, **settings_of(given, CHAT)}, 'gauntlet explain'
-    )
+    values = {'tasks': source, 'score': score, **given, **settings_of(given, CHAT)}
+    settings = decode_settings(values, COMMAND_LINE)
     suite = load_suite(source, None, score, is_partial=tasks is None)
     explained = find_task(suite, task, num_fewshot).with_settings(settings)
     examples = explained.read(settings.data_root).examples
     asked = find_item(explained, examples, row, file=file, variant=variant)
     example, shots = asked
+    if model is not None:
+        check_model(model, {})
     num_shots = len(shots)
     if num_fewshot is not None and num_fewshot > num_shots:
-        raise ConfigError(f'num_fewshot is {num_fewshot}; allowed: 0 to {num_shots}, the number of other rows')
+        raise ConfigError(f'--num-fewshot: is {num_fewshot}; allowed: 0 to {num_shots}, the number of other rows')
     show_item(explained, asked, examples)
     if model is not None:
         show_tokens(tokenized_by(model, explained, asked, examples, settings), all_tokens=all_tokens)
@@ -120,10 +122,10 @@ def find_task(suite: Suite, label: str, num_shots: int | None) -> Task:
     if task is None:
         raise ConfigError(f'{label}: no such task{suggestion(label, [task.label for task in suite.tasks])}')
     if num_shots is not None and num_shots < 0:
-        raise ConfigError(f'num_fewshot is {num_shots}; allowed: 0 or more')
+        raise ConfigError(f'--num-fewshot: is {num_shots}; allowed: 0 or more')
     if num_shots and not task.has_shots:
         raise ConfigError(
-            f'num_fewshot is {num_shots}; allowed: 0, as tasks of the type {task.icl_task_type} have no shots'
+            f'--num-fewshot: is {num_shots}; allowed: 0, as tasks of the type {task.icl_task_type} have no shots'
         )
     return task if num_shots is None else replace(task, num_fewshot=(num_shots,))
 
@@ -142,13 +144,13 @@ def find_item(
     files_with_row = sorted({str(example.file) for example in variants})
     if len(files_with_row) > 1:
         names = ', '.join(files_with_row)
-        raise ConfigError(f'{task.key}: row {row} is in several files; name one with --file: {names}')
+        raise ConfigError(f'--row: {task.key} has row {row} in several files; name one with --file: {names}')
     asked = next((example for example in variants if variant in (None, example.variant)), None)
     if asked is None:
         known = ', '.join(example.variant for example in variants if example.variant is not None)
         if not known:
-            raise ConfigError(f'{task.key} has no variants; leave --variant out')
-        raise ConfigError(f'{task.key}: row {row} has no variant {variant!r}; allowed: {known}')
+            raise ConfigError(f'--variant: is {variant!r}, but {task.key} has no variants; leave it out')
+        raise ConfigError(f'--variant: is {variant!r}; allowed for row {row} of {task.key}: {known}')
     return next(iter(task.examples_with_shots(examples, [asked])))
 
 
@@ -156,11 +158,12 @@ def no_such_row(task: Task, examples: Sequence[Example], row: int, file: str | N
     """Return a message that says which rows of a file there are, or which files."""
     files = sorted({example.file for example in examples if example.file is not None})
     if file is not None and not files:
-        return f'{task.key} has one data file; leave --file out'
+        return f'--file: is {file!r}, but {task.key} has one data file; leave it out'
     rows = [example.row for example in examples if file in (None, example.file)]
-    known = f'rows {min(rows)} to {max(rows)}' if rows else f'the files {", ".join(files)}'
+    if not rows:
+        return f'--file: is {file!r}; allowed for {task.key}: {", ".join(files)}'
     of_file = f' of {file}' if file else ''
-    return f'{task.key}: there is no row {row}{of_file}; there are {known}'
+    return f'--row: is {row}; allowed for {task.key}{of_file}: {min(rows)} to {max(rows)}'
 
 
 def show_item(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) -> None:

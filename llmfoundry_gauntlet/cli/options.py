@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from inspect import Parameter, Signature, signature
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import typer
 from typer import Option
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from llmfoundry_gauntlet.config.resources import PACKAGE
-from llmfoundry_gauntlet.errors import Collected, ConfigError
+from llmfoundry_gauntlet.errors import Collected, ConfigError, closest, named, named_as_options, suggestion
 
 OptionNames = tuple[str, ...]
 Function = TypeVar('Function', bound=Callable[..., None])
@@ -63,6 +64,10 @@ of_hardware = partial(Option, rich_help_panel='Hardware')
 of_output = partial(Option, rich_help_panel='Output')
 of_resume = partial(Option, rich_help_panel='Resume')
 HELP_PANEL = 'Help'
+PATHS = ('FILE', 'FOLDER')  # what options with a path take
+AS_TYPED = 'llmfoundry_gauntlet.as_typed'  # the key of a context's names of parameters as the user typed them
+# Of click, or of the copy of it in newer versions of typer, which exports only this error below it.
+UsageError: Any = typer.BadParameter.__base__
 EXAMPLES = '\n\nExamples:\n'  # the line of a command's docstring below which its examples are
 
 
@@ -288,33 +293,106 @@ class CliCommand(TyperCommand):
         formatter.write(f' Examples:\n{self.examples}\n')
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. Raise ConfigError with every required one that is missing."""
+        """Parse the arguments. Raise ConfigError with what is wrong, and with every required one that is missing."""
+        ctx.meta[AS_TYPED] = names_as_typed(self.params, args)
+        problems = empty_paths(self.params, args)
+        if problems:
+            raise ConfigError(problems)
         try:
             return super().parse_args(ctx, list(args))
-        except typer.BadParameter as error:
-            if type(error).__name__ != 'MissingParameter':  # of click, or of typer's copy of it
-                raise
-            # Click stops at the first one; parsing again without its checks shows them all.
-            with self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True) as parsed:
-                missing = [
-                    parameter
-                    for parameter in self.params
-                    if parameter.required and parsed.params[parameter.name] in (None, ())
-                ]
-            names = [name_as_typed(parameter) for parameter in missing]
-            raise ConfigError([f'{name}: is missing; see {ctx.command_path} --help' for name in names]) from error
+        except UsageError as error:
+            kind = type(error).__name__
+            if kind == 'MissingParameter':
+                problems = self.all_missing(ctx, args)
+            elif kind == 'NoSuchOption':
+                problems = [unknown_option(error.option_name, self.params)]
+            else:
+                problems = [problem_of_usage(error, ctx.meta[AS_TYPED], args)]
+            see = f'see {ctx.command_path} --help'
+            raise ConfigError([f'{problem}; {see}' for problem in problems]) from error
+
+    def all_missing(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return a problem for each required argument and option that is missing, where click stops at the first."""
+        with self.make_context(ctx.info_name, list(args), ctx.parent, resilient_parsing=True) as parsed:
+            missing = [
+                parameter
+                for parameter in self.params
+                if parameter.required and parsed.params[parameter.name] in (None, ())
+            ]
+        return [f'{ctx.meta[AS_TYPED][parameter.name]}: is missing' for parameter in missing]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, in whose messages settings have the names of its options."""
+        with named_as_options(flags_of(ctx)):
+            return super().invoke(ctx)
 
 
-def name_as_typed(parameter: Any) -> str:
-    """Return the name of an option, or of an argument as in the help text."""
-    if parameter.param_type_name == 'option':
-        return str(parameter.opts[0])
-    return str(parameter.metavar or parameter.name.upper())
+class CliGroup(TyperGroup):
+    """Commands, an unknown one of which is an error in one line."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is named. Raise ConfigError if there is none."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith('-'):
+            raise ConfigError(f'{ctx.command_path} {name}: no such command{suggestion(name, self.list_commands(ctx))}')
+        return super().resolve_command(ctx, args)
 
 
-def flags_of(parameters: Iterable[Any]) -> dict[str, str]:
+def names_as_typed(parameters: Iterable[Any], args: Sequence[str]) -> dict[str, str]:
+    """Return the name of each argument as in the help text, and of each option as the user has typed it."""
+    typed = {word.partition('=')[0] for word in args}
+    names = {}
+    for parameter in parameters:
+        if parameter.param_type_name == 'option':
+            names[parameter.name] = next((name for name in parameter.opts if name in typed), parameter.opts[0])
+        else:
+            names[parameter.name] = parameter.metavar or parameter.name.upper()
+    return names
+
+
+def given_values(args: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each word before another as if it were an option with its value, and those with '='."""
+    with_sign = [word.partition('=') for word in args if word.startswith('--')]
+    return [*pairwise(args), *((name, value) for name, sign, value in with_sign if sign)]
+
+
+def empty_paths(parameters: Iterable[Any], args: Sequence[str]) -> list[str]:
+    """Return a problem for each option whose path is '', as of a shell's unset variable: it would be the folder '.'."""
+    of_paths = [name for parameter in parameters if parameter.metavar in PATHS for name in parameter.opts]
+    empty = [name for name, value in given_values(args) if name in of_paths and not value]
+    return [f"{name}: is ''; allowed: a path" for name in empty]
+
+
+def unknown_option(name: str, parameters: Iterable[Any]) -> str:
+    """Return the problem of an option that does not exist, with the one that was probably meant."""
+    names = [option for parameter in parameters if parameter.param_type_name == 'option' for option in parameter.opts]
+    close = closest(name, names)
+    return f'{name}: no such option' + ('' if close is None else f", did you mean '{close}'?")
+
+
+def problem_of_usage(error: Any, typed: Mapping[str, str], args: Sequence[str]) -> str:
+    """Return what click or typer says is wrong in the words of this package: the name as typed, value, what is allowed.
+
+    Values are whole numbers or words; all others are texts and paths, which are checked where they are used.
+    """
+    parameter = getattr(error, 'param', None)
+    if parameter is None:  # an option without a value, a flag with one, or a word too many
+        message = ' '.join(error.format_message().split()).rstrip('.')
+        return f'{message[:1].lower()}{message[1:]}'
+    name = typed[parameter.name]
+    value = next((value for option, value in given_values(args) if option == name), '')
+    of_type = getattr(parameter, 'type', None)  # of click, which typer uses up to version 0.2x
+    least = getattr(parameter, 'min', getattr(of_type, 'min', None))
+    allowed = 'a whole number' if least is None else f'a whole number, {least} or more'
+    if '|' in parameter.metavar:
+        allowed = ', '.join(parameter.metavar.split('|'))
+    return f'{name}: is {value!r}; allowed: {allowed}'
+
+
+def flags_of(context: Any) -> Mapping[str, str]:
     """Return a command's options as typed on the command line, by parameter name."""
-    return {parameter.name: parameter.opts[0] for parameter in parameters}
+    names: Mapping[str, str] = context.meta[AS_TYPED]
+    return names
 
 
 def settings_of(given: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -354,7 +432,7 @@ def from_json(name: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise ConfigError(
-            f'{name}: is {text!r}, which is not JSON ({error}); allowed: a mapping such as {IN_JSON[name]}'
+            f'{named(name)}: is {text!r}, which is not JSON ({error}); allowed: a mapping such as {IN_JSON[name]}'
         ) from error
 
 
@@ -370,7 +448,7 @@ def check_options(
     `needs` maps an option to those of which at least one must also be given; `excludes` maps an option to those that
     have no effect with it. An option that the user sets to its default value counts as given.
     """
-    flags = flags_of(context.command.params)
+    flags = flags_of(context)
     sources = {name: context.get_parameter_source(name) for name in flags}
     given = [name for name, source in sources.items() if source is not None and source.name not in DEFAULTS]
     problems = list(problems)
@@ -384,6 +462,15 @@ def check_options(
             problems.append(f'{flags[name]}: has no effect without {others}; leave it out')
     if problems:
         raise ConfigError(problems)
+
+
+def problems_of_file(out: Path, *, overwrite: bool) -> list[str]:
+    """Return a problem if the file --out is there already and may not be replaced."""
+    if out.is_dir():
+        return [f'--out: {out} is a folder; give a file']
+    if out.exists() and not overwrite:
+        return [f'--out: {out} is there already; give another file, or --overwrite to replace it']
+    return []
 
 
 def start_logging(form: str = '%(message)s') -> None:

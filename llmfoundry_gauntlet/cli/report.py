@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import OutputFormat, check_options, takes
-from llmfoundry_gauntlet.errors import ConfigError, RecordError
+from llmfoundry_gauntlet.cli.options import OutputFormat, check_options, problems_of_file, takes
+from llmfoundry_gauntlet.errors import ConfigError
 
 OUTPUT, CONTENT = 'Output', 'Content of the page'  # headings of --help
 Runs = Annotated[
@@ -70,9 +70,8 @@ def report(
     from llmfoundry_gauntlet.results.files import write_lines
     from llmfoundry_gauntlet.results.report.page import make_page
 
-    check_options(context, excludes={'no_prompts': ('data_root',)})
-    if out.is_dir() or (out.exists() and not overwrite):
-        raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
+    problems = problems_of_file(out, overwrite=overwrite)
+    check_options(context, excludes={'no_prompts': ('data_root',)}, problems=problems)
     page = make_page(runs, title=title, samples=samples, data_root=data_root, with_prompts=not no_prompts)
     write_lines(out, [page])
     typer.echo(f'{out}: {out.stat().st_size / 1e6:.1f} MB')

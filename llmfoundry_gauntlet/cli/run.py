@@ -21,11 +21,12 @@ from llmfoundry_gauntlet.cli.options import (
     OutputFormat,
     check_options,
     print_warnings,
+    problems_of_file,
     settings_of,
     start_logging,
     takes,
 )
-from llmfoundry_gauntlet.errors import Collected, ConfigError, RecordError, UnwrittenError, plural
+from llmfoundry_gauntlet.errors import COMMAND_LINE, Collected, ConfigError, RecordError, UnwrittenError, naming, plural
 
 File = Annotated[
     str, typer.Argument(metavar='FILE.yaml', help='YAML file; paths in it are relative to the working directory.')
@@ -42,7 +43,6 @@ EXCLUDES = {  # for each option, the options that have no effect with it
     'dry_run': ('loggers', 'log', 'resume', 'repair_journal'),
 }
 NEEDS = {'repair_journal': ('resume',), 'log': ('loggers',)}
-SOURCE = 'gauntlet run'  # of settings, in messages
 
 
 @takes(*INPUTS, *OF_MODELS)
@@ -92,8 +92,13 @@ def run(
     start_logging()
     is_first_rank = os.environ.get('RANK', '0') == '0'  # the ranks of a launcher have the same scores
     problems = []
-    if [model, outputs, recorded].count(None) != 2:
-        problems.append('give one of --model, --outputs and --from (a model, generations, an earlier run)')
+    sources = {'--model': model, '--outputs': outputs, '--from': recorded}
+    given_sources = [option for option, value in sources.items() if value is not None]
+    if len(given_sources) != 1:
+        found = ' and '.join(given_sources) if given_sources else 'none of them'
+        problems.append(
+            f'give one of --model, --outputs and --from (a model, generations, an earlier run); found {found}'
+        )
     if out is None and not dry_run:
         problems.append('--out: is missing; give the folder for results.json and samples/')
     collected = Collected()
@@ -151,12 +156,20 @@ def check_evaluation(model: str, settings: Mapping[str, Any]) -> None:
 
 
 def check_model(model: str, settings: Mapping[str, Any]) -> None:
-    """Raise ModelError for a model that cannot be found."""
-    from llmfoundry_gauntlet.data.hub import find_model
+    """Raise ModelError for a model, tokenizer, configuration or adapter that cannot be found."""
+    from llmfoundry_gauntlet.data.hub import find_model, find_model_folder
     from llmfoundry_gauntlet.data.stores import scheme_of
 
+    collected = Collected()
     if not scheme_of(model):
-        find_model(model, revision=settings.get('revision'))
+        with collected, naming('model'):
+            find_model(model, revision=settings.get('revision'))
+    # These are loaded much later, when tasks and data have been read.
+    for name in ('tokenizer', 'model_config', 'adapter'):
+        if settings.get(name):
+            with collected, naming(name):
+                find_model_folder(settings[name])
+    collected.raise_all()
 
 
 def check_settings(model: str, settings: Mapping[str, Any]) -> None:
@@ -171,11 +184,11 @@ def check_settings(model: str, settings: Mapping[str, Any]) -> None:
     # Options without effect are reported already.
     repair_journal = settings.get('repair_journal') and settings.get('resume')
     values = {'model': model, **settings, 'repair_journal': bool(repair_journal)}
-    _, problems = decode_run(values, SOURCE)
+    _, problems = decode_run(values, COMMAND_LINE)
     if problems:
         collected.add(ConfigError(problems))
     with collected:
-        decode_settings({key: value for key, value in settings.items() if key not in OF_RUN}, SOURCE)
+        decode_settings({key: value for key, value in settings.items() if key not in OF_RUN}, COMMAND_LINE)
     collected.raise_all()
 
 
@@ -193,7 +206,7 @@ def check_files(settings: Mapping[str, Any]) -> None:
         with collected:
             check_out(settings['out'], overwrite=settings['overwrite'], resume=settings.get('resume', False))
     with collected:
-        load_inputs({key: value for key, value in settings.items() if key not in OF_RUN}, SOURCE)
+        load_inputs({key: value for key, value in settings.items() if key not in OF_RUN}, COMMAND_LINE)
     collected.raise_all()
 
 
@@ -231,7 +244,7 @@ def score_outputs(
     with collected:
         check_out(out, overwrite=overwrite)
     with collected:
-        data = load_inputs({**settings, 'save_folder': str(out)}, SOURCE)
+        data = load_inputs({**settings, 'save_folder': str(out)}, COMMAND_LINE)
     with collected:
         answers = read_answers(outputs)
     collected.raise_all()
@@ -244,11 +257,13 @@ def score_outputs(
 def recompute(recorded: Path, out: Path, gauntlet: Path | None, *, allow_missing: bool, overwrite: bool) -> None:
     """Recompute all metrics of an earlier run and write the records. Raise GauntletError."""
     from llmfoundry_gauntlet.evaluation.suite import load_suite
-    from llmfoundry_gauntlet.results.files import check_out, write_again
+    from llmfoundry_gauntlet.results.files import RESULTS, check_out, write_again
     from llmfoundry_gauntlet.results.runs import read_run, summarize_again
 
+    if not (recorded / RESULTS).is_file():
+        raise RecordError(f'--from: {recorded} has no {RESULTS}; give the folder of an earlier run, its --out')
     if recorded.resolve() == out.resolve():
-        raise ConfigError(f'{out}: is the earlier run itself; give another folder')
+        raise ConfigError(f'--out: {out} is the earlier run itself (--from); give another folder')
     collected = Collected()
     with collected:
         check_out(out, overwrite=overwrite)
@@ -291,18 +306,21 @@ def export(
     from llmfoundry_gauntlet.results.external import request_lines
     from llmfoundry_gauntlet.results.files import write_lines
 
-    if out.is_dir() or (out.exists() and not overwrite):
-        raise RecordError(f'{out}: is there already; give another file, or --overwrite to replace it')
-    check_options(context, needs={'gauntlet': ('precision_target', 'only')})
+    check_options(
+        context,
+        needs={'gauntlet': ('precision_target', 'only')},
+        problems=problems_of_file(out, overwrite=overwrite),
+    )
     settings = {**inputs_of(given), **settings_of(given, CHAT)}
-    data = load_inputs(settings, 'gauntlet export')
-    print_warnings(data.warnings)
+    data = load_inputs(settings, COMMAND_LINE)
     encoder = None
     if tokenizer is not None:
         from llmfoundry_gauntlet.runtime.models import load_tokenizer
         from llmfoundry_gauntlet.tasks.encode import Encoder
 
-        encoder = Encoder(load_tokenizer(tokenizer))
+        with naming('tokenizer'):
+            encoder = Encoder(load_tokenizer(tokenizer))
+    print_warnings(data.warnings)
     write_lines(out, request_lines(data, encoder))
     typer.echo(f'{out}: requests of {plural(len(data.examples), "task")}')
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,13 +16,15 @@ from llmfoundry_gauntlet.cli.options import (
     MODEL,
     RUNNING,
     check_options,
+    flags_of,
     settings_of,
     start_logging,
     takes,
 )
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, named_as_options
 
 NEVER = 'never'
+NO_FOLDER = '--out: is missing; give the folder for records'
 OUTPUT, WAITING, CLAIMS = 'Output', 'Waiting', 'Several watchers'  # headings of --help
 EVALUATION = (*INPUTS, *CHAT, *RUNNING)  # options that --train-yaml sets
 
@@ -100,30 +103,38 @@ def watch(
     if given['tasks'] is None and given['score'] is None and train_yaml is None:
         problems.append('nothing to evaluate: give --tasks, --score or both, or --train-yaml')
     if out is None and train_yaml is None:
-        problems.append('--out: is missing; give the folder for records')
+        problems.append(NO_FOLDER)
     check_options(context, excludes={'train_yaml': EVALUATION, 'once': ('stop_after',)}, problems=problems)
     training: dict[str, Any] = {'settings': settings_of(given, EVALUATION)}
+    flags = flags_of(context)
     if train_yaml is not None:
-        training = training_settings(train_yaml)
+        # Settings of the training YAML have the names of its keys in messages.
+        flags = {name: flag for name, flag in flags.items() if name not in EVALUATION}
+        with named_as_options(flags):
+            training = training_settings(train_yaml)
     training['out'] = out or training.get('out')
     if training['out'] is None:
-        raise ConfigError('no folder for records; give one with --out')
+        raise ConfigError(f'{NO_FOLDER}, or set run_name and save_folder in {train_yaml}')
     model = settings_of(given, MODEL)
     precision_of_training = training.pop('precision', None)
     model['precision'] = model['precision'] or precision_of_training
-    stop_seconds = None if stop_after == NEVER else seconds_of('--stop-after', stop_after)
+    durations = {'--poll': poll, '--settle': settle, '--claim-expires': claim_expires}
+    if stop_after != NEVER:
+        durations['--stop-after'] = stop_after
+    seconds = seconds_by_option(durations)
     timing: dict[str, Any] = {
-        'poll_seconds': seconds_of('--poll', poll),
-        'settle_seconds': seconds_of('--settle', settle),
-        'expires_seconds': seconds_of('--claim-expires', claim_expires),
-        'stop_seconds': 0.0 if once else stop_seconds,
+        'poll_seconds': seconds['--poll'],
+        'settle_seconds': seconds['--settle'],
+        'expires_seconds': seconds['--claim-expires'],
+        'stop_seconds': 0.0 if once else seconds.get('--stop-after'),
     }
     start_logging('%(asctime)s %(message)s')
     from llmfoundry_gauntlet.results.files import RESULTS
     from llmfoundry_gauntlet.results.report.printing import print_runs
     from llmfoundry_gauntlet.runtime.watch import DAMAGED, WatchSettings, watch_checkpoints
 
-    table = watch_checkpoints(WatchSettings(folder=folder, model=model, claims=claims, **timing, **training))
+    with named_as_options(flags):
+        table = watch_checkpoints(WatchSettings(folder=folder, model=model, claims=claims, **timing, **training))
     for name, state, detail in table:
         typer.echo(f'{name}: {state} {detail}')
     if table and any(training['out'].rglob(RESULTS)):
@@ -163,12 +174,20 @@ def training_settings(path: Path) -> dict[str, Any]:
     }
 
 
-def seconds_of(option: str, text: str) -> float:
-    """Return the seconds in a time such as '30s', '10m' or '12h'. Raise ConfigError."""
+def seconds_by_option(durations: Mapping[str, str]) -> dict[str, float]:
+    """Return the seconds in times such as '30s', '10m' or '12h'. Raise ConfigError with every other one."""
     from llmfoundry_gauntlet.config.settings import BUDGET, SECONDS
 
-    time = BUDGET.fullmatch(text)
-    if time is None:
-        raise ConfigError(f"{option} is {text!r}; allowed: a time such as '30s', '10m' or '12h'")
-    number, unit = time.groups()
-    return float(number) * SECONDS[unit]
+    seconds = {}
+    problems = []
+    for option, text in durations.items():
+        time = BUDGET.fullmatch(text)
+        if time is None:
+            never = f', or {NEVER}' if option == '--stop-after' else ''
+            problems.append(f"{option}: is {text!r}; allowed: a time such as '30s', '10m' or '12h'{never}")
+            continue
+        number, unit = time.groups()
+        seconds[option] = float(number) * SECONDS[unit]
+    if problems:
+        raise ConfigError(problems)
+    return seconds

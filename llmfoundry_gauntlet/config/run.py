@@ -10,7 +10,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.resources import path_problems
 from llmfoundry_gauntlet.config.settings import EvaluationOptions, EvaluationSettings, paths_as_text
 from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_partly, raise_invalid_values
-from llmfoundry_gauntlet.errors import ConfigError, describe, suggestion
+from llmfoundry_gauntlet.errors import ConfigError, describe, named, suggestion
 
 DEVICES = ('cpu', 'gpu')
 DTYPES = ('float32', 'bfloat16', 'float16')
@@ -90,14 +90,14 @@ class RunSettings(ModelSettings):
         for name, allowed in choices.items():
             value = getattr(self, name)
             if value is not None and value not in allowed:
-                yield f'{name}: is {value!r}{suggestion(value, allowed)}'
+                yield f'{name}: is {value!r}; allowed: {", ".join(allowed)}'
         for name in self.loggers if isinstance(self.loggers, Mapping) else ():
             if name not in LOGGERS:
                 yield f"loggers: unknown key '{name}'{suggestion(str(name), LOGGERS)}"
         if self.repair_journal and not self.resume:
-            yield 'repair_journal: has no effect without resume'
+            yield f'repair_journal: has no effect without {named("resume")}'
         if self.out is None and self.resume:
-            yield 'resume: needs out, the folder of the interrupted evaluation'
+            yield f'resume: needs {named("out")}, the folder of the interrupted evaluation'
         if self.out is not None and '{run_name}' in self.out and self.run_name is None:
             yield f'out: is {self.out!r}, but there is no run_name; give one, or a folder without it'
         yield from path_problems('out', self.out)
@@ -148,7 +148,7 @@ def decode_run(
             problems.add(name, 'only applies in training; an evaluation alone runs once and writes to out')
         elif name not in (*OF_RUN, *SETTINGS):
             problems.add(name, f"unknown key '{name}'{suggestion(str(name), (*OF_RUN, *SETTINGS, *further))}")
-        elif isinstance(value, str) and not value.strip():
+        elif name in OF_RUN and isinstance(value, str) and not value.strip():
             problems.add(name, f'is {describe(value)}; allowed: text')
     for name in required:
         if name not in values:

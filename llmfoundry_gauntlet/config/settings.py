@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypedDict
 
 from llmfoundry_gauntlet.config.resources import path_problems
 from llmfoundry_gauntlet.config.yaml import YamlProblems, decode, raise_invalid_values
+from llmfoundry_gauntlet.errors import as_given, named
 from llmfoundry_gauntlet.types import ChatFormat, ReasoningMarkers
 
 INTERVAL_WORDS = ('first', 'checkpoint', 'last')
@@ -134,7 +135,7 @@ class EvaluationSettings:
     def problems(self) -> Iterator[str]:
         """Yield a problem, beginning with its key if it is about one, for each value that is not allowed."""
         if self.tasks is None and self.score is None:
-            yield 'nothing to evaluate: give tasks, score or both'
+            yield f'nothing to evaluate: give {named("tasks")}, {named("score")} or both'
         yield from interval_problems(self)
         yield from path_setting_problems(self)
         yield from item_problems(self)
@@ -297,7 +298,7 @@ def precision_problems(settings: EvaluationSettings) -> Iterator[str]:
         )
     for key in ('subset_items', 'time_budget'):
         if getattr(settings, key) is not None:
-            yield f'precision_target: chooses the subset by itself; leave out {key}, or give it alone'
+            yield f'precision_target: chooses the subset by itself; leave out {named(key)}, or give it alone'
 
 
 def number_problems(settings: EvaluationSettings) -> Iterator[str]:
@@ -334,7 +335,7 @@ def chat_problems(settings: EvaluationSettings) -> Iterator[str]:
     for key in settings.given_chat:
         is_of_score = settings.score is not None and key != 'fewshot_as_turns'  # whose prompts may be in chat anyway
         if not settings.apply_chat_template and not is_of_score:
-            yield f'{key}: has no effect without apply_chat_template: true; give that too, or leave it out'
+            yield f'{key}: has no effect without {as_given("apply_chat_template")}; give that too, or leave it out'
     if settings.system_prompt is not None and not settings.system_prompt.strip():
         yield f'system_prompt: is {settings.system_prompt!r}; allowed: text, or leave it out'
     for name, value in (settings.chat_template_kwargs or {}).items():

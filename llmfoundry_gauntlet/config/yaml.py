@@ -25,6 +25,7 @@ from llmfoundry_gauntlet.errors import (
     closest,
     describe,
     join,
+    named,
     suggestion,
 )
 
@@ -152,7 +153,7 @@ def construct(cls: type, arguments: Mapping[str, Any], absent: Collection[str], 
         messages = error.problems if isinstance(error, InvalidValuesError) else (str(error),)
     refused = set()
     for message in messages:
-        if any(re.search(rf'\b{re.escape(key)}\b', message) for key in absent):
+        if any(mentions(message, key) for key in absent):
             continue
         beginning = KEY_OF_MESSAGE.match(message)
         key = beginning[1] if beginning and beginning[1] in arguments else ''
@@ -162,6 +163,11 @@ def construct(cls: type, arguments: Mapping[str, Any], absent: Collection[str], 
     with contextlib.suppress(TypeError, ValueError):
         return cls(**accepted)
     return None
+
+
+def mentions(message: str, key: str) -> bool:
+    """Return whether a message names a key, or the option that it is on the command line."""
+    return any(re.search(rf'(?<!\w){re.escape(name)}\b', message) for name in (key, named(key)))
 
 
 def stand_in(hint: Any) -> Any:

@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 )
 
 from llmfoundry_gauntlet.data.stores import is_remote
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.errors import ModelError, named
 
 # The libraries of huggingface-hub 1 and 2; before, it uses requests, whose errors are OSErrors.
 HTTP_LIBRARIES = [import_module(name) for name in ('httpx', 'httpx2') if find_spec(name) is not None]
@@ -31,7 +31,9 @@ def find_model(name: str, *, revision: str | None = None) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         if revision is not None:
-            raise ModelError(f'{name}: is on this machine; revision is only for a name on the Hugging Face hub')
+            raise ModelError(
+                f'{name}: is on this machine; {named("revision")} is only for a name on the Hugging Face hub'
+            )
         return path
     if path.is_symlink():
         raise ModelError(f'{name}: is a link to {path.readlink()}, which does not exist')

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import TaskSpec
-from llmfoundry_gauntlet.errors import DataError, describe, suggestion
+from llmfoundry_gauntlet.errors import DataError, describe, named, suggestion
 
 HUGGING_FACE = 'hf://'
 FOLDERS = ('/', './', '../', '~')  # prefixes of local folders; other names are on the hub
@@ -102,7 +102,9 @@ def find_dataset_folder(name: str, data_root: str | Path) -> str:
         if candidate.is_dir():
             return str(candidate.resolve())
     looked = ', '.join(map(str, candidates))
-    raise DataError(f'{HUGGING_FACE}{name}: there is no such folder (looked for {looked}); set data_root to its parent')
+    raise DataError(
+        f'{HUGGING_FACE}{name}: there is no such folder (looked for {looked}); set {named("data_root")} to its parent'
+    )
 
 
 def safe_variables(name: str, uri: str, loading: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,17 +137,17 @@ def parsing_map(task: TaskSpec, found: Sequence[str]) -> dict[str, list[str]] | 
     if not task.hf_parsing_map:
         return None
     columns, problems = {}, []
-    for key, named in task.hf_parsing_map.items():
+    for key, columns_named in task.hf_parsing_map.items():
         place = f'{task.dataset_uri}: hf_parsing_map.{key}'
-        if not isinstance(named, (list, tuple)) or not named:
-            problems.append(f'{place}: is {describe(named)}; allowed: a list of columns, such as [question]')
+        if not isinstance(columns_named, (list, tuple)) or not columns_named:
+            problems.append(f'{place}: is {describe(columns_named)}; allowed: a list of columns, such as [question]')
             continue
         problems += [
             f'{place}: there is no column {column!r}{suggestion(str(column), found).replace("allowed", "found")}'
-            for column in named
+            for column in columns_named
             if column not in found
         ]
-        columns[key] = list(named)
+        columns[key] = list(columns_named)
     if problems:
         raise DataError(problems)
     return columns

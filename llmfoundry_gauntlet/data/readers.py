@@ -19,7 +19,7 @@ from llmfoundry_gauntlet.config.resources import shipped
 from llmfoundry_gauntlet.config.tasks import TaskSpec
 from llmfoundry_gauntlet.data.hugging_face import HUGGING_FACE, hugging_face_rows
 from llmfoundry_gauntlet.data.stores import explained, is_remote, open_file
-from llmfoundry_gauntlet.errors import DataError, MissingFileError, StoreError, describe, suggestion
+from llmfoundry_gauntlet.errors import DataError, MissingFileError, StoreError, describe, named, suggestion
 
 MOST_NAME, MOST_NAMES = 40, 20  # characters of a key, and number of keys, in a message
 MOST_TEXT = 200  # characters at each end of a message
@@ -119,7 +119,9 @@ def locate(uri: str, data_root: str | Path) -> Path:
     except OSError as error:  # no permission to enter a folder
         raise DataError(f'{uri}: cannot be looked for: {error.strerror}: {error.filename}') from error
     looked = ', '.join(map(str, candidates))
-    raise MissingFileError(f'{uri}: there is no such data file (looked for {looked}); set data_root to its folder')
+    raise MissingFileError(
+        f'{uri}: there is no such data file (looked for {looked}); set {named("data_root")} to its folder'
+    )
 
 
 def read_task_rows(task: TaskSpec, data_root: str | Path, problems: list[str]) -> tuple[str, list[NumberedRow]]:

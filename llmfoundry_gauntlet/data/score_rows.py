@@ -21,7 +21,7 @@ from llmfoundry_gauntlet.data.readers import (
     text_field,
     texts_field,
 )
-from llmfoundry_gauntlet.errors import DataError, MissingFileError, describe, suggestion
+from llmfoundry_gauntlet.errors import DataError, MissingFileError, describe, named, suggestion
 from llmfoundry_gauntlet.types import Example
 
 LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ'
@@ -133,7 +133,9 @@ def find_files(spec: ScoreSpec, data_root: str | Path) -> tuple[list[Path], tupl
                 problems.extend(error.problems)
     if not paths and not problems:
         files = ', '.join(names_by_stem.values())
-        raise MissingFileError(f'{spec.label}: none of its files exist: {files}; set data_root to their folder')
+        raise MissingFileError(
+            f'{spec.label}: none of its files exist: {files}; set {named("data_root")} to their folder'
+        )
     if problems:
         raise DataError(problems)
     return paths, tuple(absent)

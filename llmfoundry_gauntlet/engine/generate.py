@@ -32,7 +32,7 @@ from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.engine.logits import next_tokens, uniform_draws
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.trees import num_shared
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.errors import ModelError, as_given
 from llmfoundry_gauntlet.types import GenerateRequest, Generation, Ids, ItemKey
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class TextGenerator(DecodingModel):
         if self.language_model.in_step:
             raise ModelError(
                 f'{too_large}, and ranks of a sharded model cannot try again alone; '
-                f'give tokens_per_batch: {batch.tokens_per_batch // 2}: {failure}'
+                f'give {as_given("tokens_per_batch", batch.tokens_per_batch // 2)}: {failure}'
             )
         if num_slots == 1:
             raise ModelError(f'{too_large}: {failure}')

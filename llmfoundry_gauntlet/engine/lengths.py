@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.errors import ModelError, named
 
 LENGTH_KEYS = ('max_position_embeddings', 'n_positions', 'max_seq_len', 'max_sequence_length', 'seq_length')
 ALIBI_MODELS = ('bloom', 'mpt')  # run any length, regardless of the configuration
@@ -32,7 +32,7 @@ def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limit
     """
     limits = {f'{task}: max_seq_len': limit for task, limit in task_limits.items()}
     if wanted is not None:
-        limits = {'max_seq_len': wanted, **limits}
+        limits = {named('max_seq_len'): wanted, **limits}
     num_positions = position_limit(config)
     for name, limit in limits.items():
         if num_positions is not None and limit > num_positions:
@@ -43,7 +43,9 @@ def resolve_max_seq_len(wanted: int | None, config: PretrainedConfig, task_limit
         return wanted
     own_limit = length_limit(config)
     if own_limit is None:
-        raise ModelError(f"the model's configuration ({config.model_type}) has no sequence length; give max_seq_len")
+        raise ModelError(
+            f"the model's configuration ({config.model_type}) has no sequence length; give {named('max_seq_len')}"
+        )
     return own_limit
 
 

@@ -38,7 +38,7 @@ from llmfoundry_gauntlet.engine.trees import (
     lay_out_stream,
     split_outputs,
 )
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.errors import ModelError, as_given
 from llmfoundry_gauntlet.types import Ids, Ints, ScoreOutput, ScoreRequest
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,9 @@ class CausalLanguageModel:
         too_large = f'{batch.num_tokens} tokens do not fit into the memory of the device'
         if self.in_step:
             advice = 'all ranks of a sharded model must make the same forwards, so a batch cannot be split here'
-            raise ModelError(f'{too_large}; {advice}; give tokens_per_batch: {batch.num_tokens // 2}: {failure}')
+            raise ModelError(
+                f'{too_large}; {advice}; give {as_given("tokens_per_batch", batch.num_tokens // 2)}: {failure}'
+            )
         if len(batch.halves()) == 1:
             what = f'{batch.requests[0].key}: ' if batch.trees else 'a cached prefix: '
             raise ModelError(f'{what}{too_large}: {failure}')
@@ -156,10 +158,10 @@ class CausalLanguageModel:
             torch.cuda.empty_cache()
         self.most_tokens = batch.num_tokens // 2
         log.warning(
-            'out of memory with %d tokens: batches of more than %d are split; tokens_per_batch: %d avoids it',
+            'out of memory with %d tokens: batches of more than %d are split; %s avoids it',
             batch.num_tokens,
             self.most_tokens,
-            self.most_tokens,
+            as_given('tokens_per_batch', self.most_tokens),
         )
 
     def _read(self, batch: Batch) -> LogitReader | None:

@@ -20,7 +20,9 @@ from llmfoundry_gauntlet.errors import (
     DataError,
     GauntletError,
     MissingFileError,
+    as_given,
     listed,
+    named,
     plural,
 )
 from llmfoundry_gauntlet.evaluation.subsets import subsets_of
@@ -204,7 +206,8 @@ def check_patterns(tasks: Sequence[Task], examples: RowsByTask) -> None:
         except re.error as error:
             problems.append(
                 f'{task.key}: early_stopping_criteria: {list(rule.strings)} is no regular expression, as which '
-                f'semantics: reference reads it ({error}); escape it, or leave semantics: corrected'
+                f'{as_given("semantics", "reference")} reads it ({error}); escape it, or leave '
+                f'{as_given("semantics", "corrected")}'
             )
     if problems:
         raise ConfigError(problems)
@@ -244,13 +247,13 @@ def missing_files(
     known = {file.task for file in read_manifest()} & {task.label for task in tasks}
     if len(missing) == 1 and not known:
         return errors[tasks[0].key]
-    advice = 'set data_root (--data-root) to their folder'
+    advice = f'set {named("data_root")} to their folder'
     if known:
         names = f' {" ".join(sorted(known))}' if len(known) <= MAX_NAMES else ''
         advice = f'`gauntlet data fetch{names} --to {data_root}` downloads the published files'
     return DataError(
         f'{len(missing)} of {num_files} data files are missing below {data_root}: {listed(missing)}; {advice}; '
-        '--missing skip (missing: skip) runs the other tasks'
+        f'{as_given("missing", SKIP)} runs the other tasks'
     )
 
 
@@ -351,7 +354,10 @@ def prompt_warnings(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item
         if task.generates and default is not None and default > most_tokens and not is_given:
             limited.append(f'{key} ({default})')
     if limited:
-        yield f'max_seq_len is {max_seq_len}, so generations get only {most_tokens} tokens: {", ".join(limited)}'
+        yield (
+            f'{named("max_seq_len")} is {max_seq_len}, so generations get only {most_tokens} tokens: '
+            f'{", ".join(limited)}'
+        )
     shortened = [key for key, of_task in items.items() if any(item.request.prompt_shortened for item in of_task)]
     if shortened:
         shots_left: dict[int, list[float]] = {}  # means of tasks, by the number of shots that was asked for
@@ -374,12 +380,16 @@ def chat_warnings(tasks: Mapping[str, Task], examples: RowsByTask, encoder: Enco
     }
     plain = [key for key, task in tasks.items() if key not in in_chat and task.chat_format != ChatFormat()]
     if plain:
-        yield f'{listed(plain)}: is sent in no chat template, so system_prompt and chat_template_kwargs have no effect'
+        without_effect = f'{named("system_prompt")} and {named("chat_template_kwargs")}'
+        yield f'{listed(plain)}: is sent in no chat template, so {without_effect} have no effect'
     if not in_chat:
         return
     chat = next(iter(in_chat.values())).chat_format
     if unused := encoder.unused_arguments(chat):
-        yield f"chat_template_kwargs: {listed(unused)} is not in the tokenizer's chat template and has no effect"
+        yield (
+            f"{named('chat_template_kwargs')}: {listed(unused)} is not in the tokenizer's chat template and has no "
+            'effect'
+        )
     scored = [key for key, task in in_chat.items() if not task.generates]
     if scored and encoder.reasons_first(chat):
         yield (

@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, plan_continuous_batches
 from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
-from llmfoundry_gauntlet.errors import plural
+from llmfoundry_gauntlet.errors import named, plural
 from llmfoundry_gauntlet.evaluation.inputs import (
     EvaluationData,
     chat_warnings,
@@ -318,7 +318,9 @@ def plan_evaluation(
     batches = batches_of(tokens_per_batch)
     largest = max((batch.num_tokens for batch in batches), default=0)
     if largest > tokens_per_batch:
-        log.warning('tokens_per_batch is %d, but a request has %d tokens: it is raised', tokens_per_batch, largest)
+        log.warning(
+            '%s is %d, but a request has %d tokens: it is raised', named('tokens_per_batch'), tokens_per_batch, largest
+        )
         batches = batches_of(largest)
     return PlannedEvaluation(
         **{part.name: getattr(prepared, part.name) for part in fields(PreparedEvaluation)},

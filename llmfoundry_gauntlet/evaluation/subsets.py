@@ -26,7 +26,7 @@ from statistics import NormalDist, fmean
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, PrecisionTarget
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.data.examples import in_turns, least_items, subset
-from llmfoundry_gauntlet.errors import ConfigError
+from llmfoundry_gauntlet.errors import ConfigError, named
 from llmfoundry_gauntlet.evaluation.estimate import TargetEstimate
 from llmfoundry_gauntlet.metrics.comparison import POWER
 from llmfoundry_gauntlet.metrics.composites import slopes
@@ -247,7 +247,9 @@ def precision_plan(
     if average is None:
         average = DEFAULT_AVERAGE if DEFAULT_AVERAGE in names else names[0]
     if average not in names:
-        raise ConfigError(f'precision_target: the gauntlet has no average {average!r}; allowed: {", ".join(names)}')
+        raise ConfigError(
+            f'{named("precision_target")}: the gauntlet has no average {average!r}; allowed: {", ".join(names)}'
+        )
     baselines = {
         benchmark.key: benchmark.random_baseline
         for category in gauntlet.categories
@@ -311,10 +313,14 @@ def precise_subsets(
 ) -> dict[str, list[Example]]:
     """Return the rows to evaluate by task so that an average meets the target. Raise ConfigError."""
     if gauntlet is None:
-        raise ConfigError('precision_target: is about the error of an average; give a gauntlet, which defines it')
+        raise ConfigError(
+            f'{named("precision_target")}: is about the error of an average; give {named("gauntlet")}, which defines it'
+        )
     plan = precision_plan(tasks, examples, gauntlet, target.average)
     if not plan.has_tasks:
-        raise ConfigError(f'precision_target: no task of the average {plan.average!r} is evaluated; give its tasks')
+        raise ConfigError(
+            f'{named("precision_target")}: no task of the average {plan.average!r} is evaluated; give its tasks'
+        )
     return plan.subsets(target.share)
 
 
@@ -337,9 +343,9 @@ def sizes_in_time(
     least_seconds = cost_of(costs, least)
     if least_seconds > budget_seconds:
         raise ConfigError(
-            f'time_budget: is {budget_seconds:g}s, but the minimum of each task takes about {least_seconds:.2g}s here: '
-            f'{sum(least.values())} items of {len(costs)} tasks (two clusters, and one item of each category); give '
-            'more time, or fewer tasks'
+            f'{named("time_budget")}: is {budget_seconds:g}s, but the minimum of each task takes about '
+            f'{least_seconds:.2g}s here: {sum(least.values())} items of {len(costs)} tasks (two clusters, and one '
+            'item of each category); give more time, or fewer tasks'
         )
     that_fit, _ = allocate(costs, lambda sizes: cost_of(costs, sizes) <= budget_seconds)
     return that_fit

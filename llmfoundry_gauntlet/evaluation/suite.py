@@ -11,7 +11,7 @@ from llmfoundry_gauntlet.config.score import check_labels, read_score
 from llmfoundry_gauntlet.config.settings import ERROR, SKIP, GauntletSource, ScoreSource, TasksSource
 from llmfoundry_gauntlet.config.tasks import GENERATION_KEYS, MULTIPLE_CHOICE, SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_partly, read_key, source_name
-from llmfoundry_gauntlet.errors import ConfigError, Problems, closest, describe, listed, suggestion
+from llmfoundry_gauntlet.errors import ConfigError, Problems, as_given, closest, describe, listed, naming, suggestion
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.tasks import Task, task_types
 
@@ -82,8 +82,8 @@ def read_suite(
         num_benchmarks = sum(len(category.benchmarks) for category in spec.categories)
         problems.append(
             f'{source_name(gauntlet, GAUNTLET_KEY)}: no task provides {len(lacking)} of {num_benchmarks} benchmarks: '
-            f'{listed(lacking.values())}; add their tasks, or give --missing skip (missing: skip) to leave out the '
-            'composites over them'
+            f'{listed(lacking.values())}; add their tasks, or give {as_given("missing", SKIP)} to leave out '
+            'the composites over them'
         )
     warnings = metrics_left_out(specs) + unknown_labels
     if spec is not None:
@@ -117,7 +117,8 @@ def at_shots(suite: Suite, num_shots: int) -> Suite:
 
 def only(suite: Suite, names: Iterable[str]) -> Suite:
     """Return the suite restricted to these labels, keys or categories. Raise ConfigError."""
-    keys = keys_named(suite, names)
+    with naming('only'):
+        keys = keys_named(suite, names)
     return with_tasks(suite, [task for task in suite.tasks if task.key in keys])
 
 
@@ -133,7 +134,7 @@ def keys_named(suite: Suite, names: Iterable[str]) -> set[str]:
 
     names = list(names)
     unknown = [
-        f'{name}: no such task or category{suggestion(name, keys_by_name)}'
+        f'{name or repr(name)}: no such task or category{suggestion(name, keys_by_name)}'
         for name in names
         if name not in keys_by_name
     ]

@@ -21,7 +21,7 @@ from typing import Any
 from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
-from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError, describe
+from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError, as_given, describe, naming
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version, plain_text
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
@@ -197,17 +197,24 @@ def write_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any]) -
 def check_out(out: Path, *, overwrite: bool, resume: bool = False) -> None:
     """Raise RecordError if `out` cannot be an output folder or contains results that would be lost."""
     if overwrite and resume:
-        raise ConfigError('--resume and --overwrite exclude each other; give one of them')
+        raise ConfigError(f'{as_given("resume")} and {as_given("overwrite")} exclude each other; give one of them')
+    with naming('out'):
+        check_folder(out, is_for_new=not overwrite and not resume)
+
+
+def check_folder(out: Path, *, is_for_new: bool) -> None:
+    """Raise RecordError if `out` cannot be an output folder, or if it is to be new and holds anything."""
     if not out.is_absolute() and re.fullmatch(r'\w{2,}:', next(iter(out.parts), '')):
-        raise RecordError(f'{out}: is not on this machine; allowed: a local folder, which can be uploaded later')
+        uri = str(out).replace(':/', '://', 1)  # of which a path has lost a slash
+        raise RecordError(f'{uri}: is not on this machine; allowed: a local folder, which can be uploaded later')
     if problem := path_problem(str(out)):
         raise RecordError(f'{out}: {problem}')
     if out.exists() and not out.is_dir():
         raise RecordError(f'{out}: is a file; give a folder')
-    if out.is_dir() and any(out.iterdir()) and not overwrite and not resume:
+    if is_for_new and out.is_dir() and any(out.iterdir()):
         raise RecordError(
-            f'{out}: is not empty; give another folder, --resume to resume an interrupted evaluation, or '
-            '--overwrite to replace the content'
+            f'{out}: is not empty; give another folder, {as_given("resume")} to resume an interrupted evaluation, or '
+            f'{as_given("overwrite")} to replace the content'
         )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from llmfoundry_gauntlet.errors import RecordError
+from llmfoundry_gauntlet.errors import RecordError, as_given
 from llmfoundry_gauntlet.results.samples import parse_sample, sample_line
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 JOURNAL = 'journal'
 ITEM, SUSPECT = 'item', 'suspect'  # kinds of entries
 HEAD = re.compile(rb'([0-9]{1,12}) ([0-9a-f]{16}) ')  # the length and checksum of a line's payload
-REPAIR = '--repair-journal (repair_journal=True) drops it and keeps all else'
 
 Identity = Mapping[str, Any]  # items are reused only by an evaluation with an equal identity
 
@@ -163,11 +162,13 @@ def read_journal(folder: Path, *, repair: bool = False) -> Finished | None:
                     attempt.add(entry)
             except (KeyError, TypeError, ValueError) as error:
                 raise RecordError(
-                    f'{path}:{number}: is no line of this version: {error!r}; give another folder, or --overwrite to '
-                    'replace it'
+                    f'{path}:{number}: is no line of this version: {error!r}; give another folder, or '
+                    f'{as_given("overwrite")} to replace it'
                 ) from error
     if problems and not repair:
-        raise RecordError([f'{problem}; {REPAIR}' for problem in problems])
+        raise RecordError(
+            [f'{problem}; {as_given("repair_journal")} drops it and keeps all else' for problem in problems]
+        )
     for problem in problems:
         log.warning('%s: dropped', problem)
     if identity is None:
@@ -238,8 +239,8 @@ def check_identity(recorded: Identity, wanted: Identity, place: Path) -> None:
     if differing:
         parts = [f'{name} {recorded.get(name)} (now {wanted.get(name)})' for name in differing]
         raise OtherEvaluationError(
-            f'{place}: is the journal of another evaluation: {"; ".join(parts)}; give another folder, or --overwrite '
-            'to replace it'
+            f'{place}: is the journal of another evaluation: {"; ".join(parts)}; give another folder, or '
+            f'{as_given("overwrite")} to replace it'
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import torch
 
 from llmfoundry_gauntlet.config.run import SETTINGS, ModelSettings, RunOptions, RunSettings, decode_run
-from llmfoundry_gauntlet.errors import Collected, ConfigError
+from llmfoundry_gauntlet.errors import Collected, ConfigError, named
 from llmfoundry_gauntlet.evaluation.inputs import load_inputs
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import check_out
@@ -194,10 +194,10 @@ def default_device() -> str:
 def check_device(device: str) -> None:
     """Raise ConfigError for a device that is not there."""
     if device == 'gpu' and not torch.cuda.is_available():
-        raise ConfigError('device is gpu, but torch finds no usable GPU; give cpu')
+        raise ConfigError(f'{named("device")} is gpu, but torch finds no usable GPU; give cpu')
 
 
 def check_precision(precision: str, device: str) -> None:
     """Raise ConfigError for a precision that is not supported on this device."""
     if device == 'cpu' and precision != FP32:
-        raise ConfigError(f'precision is {precision!r}, but on a CPU there is only fp32; give fp32')
+        raise ConfigError(f'{named("precision")} is {precision!r}, but on a CPU there is only fp32; give fp32')

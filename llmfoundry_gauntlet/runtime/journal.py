@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from llmfoundry_gauntlet.errors import RecordError, plural
+from llmfoundry_gauntlet.errors import RecordError, as_given, plural
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
 from llmfoundry_gauntlet.results.files import RESULTS
 from llmfoundry_gauntlet.results.journal import (
@@ -144,7 +144,7 @@ class SharedJournal:
             if finished is None:
                 raise RecordError(
                     f'{path}: this evaluation cannot be resumed, as it scored external answers; give another folder, '
-                    'or --overwrite to replace it'
+                    f'or {as_given("overwrite")} to replace it'
                 )
         if finished is not None:
             recorded = {name: finished.identity.get(name) for name in self.identity}

@@ -18,7 +18,7 @@ from llmfoundry_gauntlet.engine.lengths import position_limit, resolve_max_seq_l
 from llmfoundry_gauntlet.engine.model import Budget, CausalLanguageModel, automatic_budget
 from llmfoundry_gauntlet.engine.plan import LAYOUTS
 from llmfoundry_gauntlet.engine.probe import Probe, probe, probe_generation, use_eager_attention
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.errors import ModelError, as_given
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import (
     PlannedEvaluation,
@@ -255,7 +255,7 @@ def check_network(network: Any, prepared: PreparedEvaluation) -> None:
     if limit is not None and longest > limit:
         raise ModelError(
             f'the network of the model was replaced by one ({network.config.model_type}) with positions for {limit} '
-            f'tokens, but an item has {longest}; give max_seq_len: {limit}'
+            f'tokens, but an item has {longest}; give {as_given("max_seq_len", limit)}'
         )
     vocabulary = network.config.get_text_config().vocab_size
     highest = highest_token(prepared)

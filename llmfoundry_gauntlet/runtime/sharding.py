@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from llmfoundry_gauntlet.config.yaml import decode, raise_invalid_values
-from llmfoundry_gauntlet.errors import Problems, suggestion
+from llmfoundry_gauntlet.errors import Problems, named, suggestion
 from llmfoundry_gauntlet.runtime.distributed import local_world_size, world_size
 from llmfoundry_gauntlet.runtime.precision import AUTOCAST
 
@@ -87,7 +87,7 @@ def decode_sharding(config: Any) -> ShardingSettings | None:
     """Return the settings in an `fsdp_config`; None without one. Raise ConfigError with every problem found."""
     if config is None:
         return None
-    problems = Problems('fsdp_config')
+    problems = Problems(named('fsdp_config'))
     values = config
     if isinstance(config, Mapping):
         values = {key: value for key, value in config.items() if key not in ShardingSettings.without_effect}

@@ -24,7 +24,7 @@ import torch
 from llmfoundry_gauntlet.config.run import DIST_TIMEOUT, run_settings
 from llmfoundry_gauntlet.config.settings import CHAT
 from llmfoundry_gauntlet.data.stores import Store
-from llmfoundry_gauntlet.errors import Collected, ModelError, RecordError, StoreError, plural
+from llmfoundry_gauntlet.errors import COMMAND_LINE, Collected, ModelError, RecordError, StoreError, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs, with_programs
 from llmfoundry_gauntlet.results.files import RESULTS, read_results
 from llmfoundry_gauntlet.results.interrupts import exit_on_signals
@@ -112,11 +112,11 @@ def check_watch_options(options: WatchSettings) -> tuple[torch.device, Evaluatio
     collected = Collected()
     device, data = torch.device('cpu'), None
     with collected:
-        device = hardware_of(run_settings({**options.model, 'model': options.folder}, 'gauntlet watch')).device
+        device = hardware_of(run_settings({**options.model, 'model': options.folder}, COMMAND_LINE)).device
     with collected:
         decode_loggers(options.loggers)
     with collected:
-        data = load_inputs({**options.settings, 'save_folder': str(options.out)}, 'gauntlet watch')
+        data = load_inputs({**options.settings, 'save_folder': str(options.out)}, COMMAND_LINE)
     collected.raise_all()
     assert data is not None
     return device, with_programs(data)

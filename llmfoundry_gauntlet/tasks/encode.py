@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from llmfoundry_gauntlet.errors import ModelError, tokenizer_errors
+from llmfoundry_gauntlet.errors import ModelError, named, tokenizer_errors
 from llmfoundry_gauntlet.scoring.reasoning import KNOWN_MARKERS, is_opened_by
 from llmfoundry_gauntlet.types import ChatFormat, Ids, Prompt
 
@@ -193,8 +193,8 @@ class Encoder:
         if prompt.chat_template is True and self.chat_template is None:
             name = type(self.tokenizer).__name__
             raise ModelError(
-                f'the tokenizer ({name}) has no chat template; leave out apply_chat_template (of SCORE: chat_template: '
-                'true), or give a tokenizer that has one'
+                f'the tokenizer ({name}) has no chat template; leave out {named("apply_chat_template")} (of SCORE: '
+                'chat_template: true), or give a tokenizer that has one'
             )
         return bool(prompt.chat_template) and self.chat_template is not None
 
@@ -227,8 +227,8 @@ class Encoder:
         except ModelError as error:
             what, reason = 'rejects', f' ({error.__cause__})'
         raise ModelError(
-            f"the tokenizer's chat template {what} system messages{reason}; leave out system_prompt, or put its text "
-            'into the prompt_string of tasks'
+            f"the tokenizer's chat template {what} system messages{reason}; leave out {named('system_prompt')}, or put "
+            'its text into the prompt_string of tasks'
         )
 
     def _rendered(self, messages: list[dict[str, str]], kwargs: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.errors import ModelError, named
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.scoring.reasoning import UNFINISHED_REASONING, read_generation
@@ -97,9 +97,9 @@ class Preparation:
             source = 'generation_kwargs.max_new_tokens'
         if reserved >= self.max_seq_len:
             raise ModelError(
-                f'{task.key}: a generation may have {reserved} tokens ({source}), but max_seq_len is '
+                f'{task.key}: a generation may have {reserved} tokens ({source}), but {named("max_seq_len")} is '
                 f'{self.max_seq_len}, which leaves no tokens for the prompt; give a smaller '
-                'generation_kwargs.max_new_tokens or a larger max_seq_len, or leave the task out'
+                f'generation_kwargs.max_new_tokens or a larger {named("max_seq_len")}, or leave the task out'
             )
         return TokenLimit(max_new_tokens=max_new_tokens, max_prompt_tokens=self.max_seq_len - reserved)
 

@@ -144,15 +144,15 @@ def test_explain_warns_of_choices_scored_where_a_model_reasons(gauntlet, model: 
 @pytest.mark.parametrize(
     ('words', 'wrong'),
     [
-        (('--system-prompt', 'Brief.'), 'system_prompt: has no effect without apply_chat_template: true'),
-        (('--fewshot-as-turns',), 'fewshot_as_turns: has no effect without apply_chat_template: true'),
+        (('--system-prompt', 'Brief.'), '--system-prompt: has no effect without --apply-chat-template'),
+        (('--fewshot-as-turns',), '--fewshot-as-turns: has no effect without --apply-chat-template'),
         (
             ('--apply-chat-template', '--chat-template-kwargs', '{oops'),
-            "chat_template_kwargs: is '{oops', which is not JSON",
+            "--chat-template-kwargs: is '{oops', which is not JSON",
         ),
         (
             ('--apply-chat-template', '--chat-template-kwargs', '[1]'),
-            'chat_template_kwargs: is a list; allowed: a mapping',
+            '--chat-template-kwargs: is a list; allowed: a mapping',
         ),
     ],
 )

@@ -119,8 +119,12 @@ def test_options_model_and_files_of_run_are_checked_together(tmp_path: Path, gau
     status, out, err = gauntlet(*words)
     assert (status, out) == (2, '')
     lines = err.splitlines()
-    beginnings = [f'error: gauntlet run: {name}: ' for name in ('num_fewshot', 'subset_items', 'device')]
-    beginnings += ['error: --repair-journal: ', f'error: {tmp_path}/model: ', f'error: {tmp_path}/tasks.yaml: ']
+    beginnings = [f'error: {name}: ' for name in ('--num-fewshot', '--subset-items', '--device')]
+    beginnings += [
+        'error: --repair-journal: ',
+        f'error: --model: {tmp_path}/model: ',
+        f'error: {tmp_path}/tasks.yaml: ',
+    ]
     assert len(lines) == len(beginnings), lines
     assert all(any(line.startswith(beginning) for line in lines) for beginning in beginnings)
 

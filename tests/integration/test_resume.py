@@ -209,7 +209,7 @@ def test_a_damaged_line_is_an_error_and_repair_drops_it(world: World, half_done:
     lines = path.read_bytes()[:-7].splitlines(True)  # the last line is torn
     path.write_bytes(b''.join([*lines[:4], lines[4].replace(b'"score": ', b'"score":  '), *lines[5:]]))
     assert world.attempt(out, 2) == [2, 2]
-    assert f'{path}:5: ' in world.said and '--repair-journal' in world.said
+    assert f'{path}:5: ' in world.said and 'repair_journal: true' in world.said
     world.finish(out, repair_journal=True)
     assert outcome(out) == outcome(whole)
 

@@ -204,12 +204,12 @@ def test_with_a_time_budget_all_checkpoints_are_evaluated_on_the_same_items(
 @pytest.mark.parametrize(
     ('name', 'more', 'message'),
     [
-        ('checkpoints', ['--settle', 'soon'], "--settle is 'soon'; allowed: a time such as '30s'"),
+        ('checkpoints', ['--settle', 'soon'], "--settle: is 'soon'; allowed: a time such as '30s'"),
         ('checkpoints', ['--stop-after', '1h'], '--stop-after: has no effect with --once'),
-        ('checkpoints', ['--poll', '30'], "--poll is '30'; allowed: a time such as '30s'"),
-        ('checkpoints', ['--fewshot', 'some'], "fewshot: is 'some'; allowed: reference, fixed"),
-        ('checkpoints', ['--precision', 'fp8'], "gauntlet watch: precision: is 'fp8'"),
-        ('checkpoints', ['--device', 'tpu'], "gauntlet watch: device: is 'tpu'"),
+        ('checkpoints', ['--poll', '30'], "--poll: is '30'; allowed: a time such as '30s'"),
+        ('checkpoints', ['--fewshot', 'some'], "--fewshot: is 'some'; allowed: reference, fixed"),
+        ('checkpoints', ['--precision', 'fp8'], "--precision: is 'fp8'"),
+        ('checkpoints', ['--device', 'tpu'], "--device: is 'tpu'"),
         ('checkpoints', ['--tasks', 'none.yaml'], 'none.yaml: there is no such file'),
         ('checkpoints', ['--data-root', 'nowhere'], 'sums.jsonl'),
         ('checkpoints', ['--claims', 'gs://bucket'], 'llmfoundry-gauntlet[gcs]'),
@@ -266,7 +266,7 @@ def test_metrics_reach_the_loggers_of_a_training_yaml_at_their_training_steps(
     [
         # of the run
         ({'run_name': None}, ['loggers', 'no run_name']),
-        ({'run_name': None, 'loggers': None}, ['give one with --out']),
+        ({'run_name': None, 'loggers': None}, ['--out: is missing']),
         ({'loggers': {'wanddb': {}}}, ["loggers: unknown key 'wanddb', did you mean 'wandb'?"]),
         # of the callback
         ({'callbacks': ['x']}, ['callbacks: is a list; allowed: a mapping']),
@@ -292,10 +292,10 @@ def test_errors_in_a_training_yaml_end_the_watch(
     [
         (
             ['--tasks', 'x', '--limit', 3],
-            ['--tasks: has no effect with --train-yaml', '--subset-items: has no effect with --train-yaml'],
+            ['--tasks: has no effect with --train-yaml', '--limit: has no effect with --train-yaml'],
         ),
         # The precision replaces that of the file.
-        (['--precision', 'fp7'], ["gauntlet watch: precision: is 'fp7'"]),
+        (['--precision', 'fp7'], ["--precision: is 'fp7'"]),
     ],
 )
 def test_options_beside_a_training_yaml_are_checked(

@@ -122,7 +122,7 @@ def test_files_of_different_evaluations_are_an_error(tmp_path, repair: bool):
     write(tmp_path, [item(1)], rank=1)
     path = write(tmp_path, [item(2)], attempt=1, identity={'model': '77', 'precision': 'fp32', 'layout': 'packed'})
     (problem,) = problems_of(tmp_path, repair=repair)
-    assert problem.startswith(f'{path}: ') and '--overwrite' in problem
+    assert problem.startswith(f'{path}: ') and 'overwrite: true' in problem
     for name in ('model 77 (now 0f3a)', 'max_seq_len None (now 2048)', 'layout packed (now None)'):
         assert name in problem
     assert 'precision' not in problem

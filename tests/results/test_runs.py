@@ -305,7 +305,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     'no training': (put('{"format_version": 1}'), ['{run}/results.json: training: is empty; it cannot be used']),
     'an unknown type': (of_unknown_type, ['{run}/results.json', 'made_elsewhere']),
     'no samples': (lambda run: samples_path(run, RIDDLES).unlink(), ['riddles_0-shot.jsonl: cannot be read']),
-    'no run': (shutil.rmtree, ['{run}/results.json: cannot be read']),
+    'no run': (shutil.rmtree, ['--from: {run} has no results.json']),
 }
 
 

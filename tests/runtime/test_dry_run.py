@@ -234,7 +234,7 @@ def test_precision_targets_are_shown_with_a_gauntlet(gauntlet, settings, gauntle
 @pytest.mark.parametrize(
     ('words', 'expected'),
     [
-        (('--dry-run', '--max-seq-len', 99999), 'max_seq_len is 99999'),
+        (('--dry-run', '--max-seq-len', 99999), '--max-seq-len is 99999'),
         (('--dry-run', '--out', 'FULL'), 'is not empty'),
         # Without --dry-run.
         ((), '--out: is missing'),
