@@ -1,6 +1,7 @@
 # Everything runs in one environment, made by the first target that needs it and again when the pins change: .venv,
 # which trains with Composer, or with STACK=newest .venv-newest, with the newest libraries and without Composer.
 STACK ?= composer
+comma := ,
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Commands that exist but do not run, as pyenv's, are passed over.
 NEWEST_PYTHONS := python3.13 python3.12 $(foreach minor,3.13 3.12,$(wildcard $(HOME)/.pyenv/versions/$(minor).*/bin/python))
@@ -8,6 +9,8 @@ PYTHON_NEWEST ?= $(firstword $(foreach python,$(NEWEST_PYTHONS),$(shell $(python
 VENV := $(if $(filter composer,$(STACK)),.venv,$(if $(filter newest,$(STACK)),.venv-newest,\
 	$(error STACK is $(STACK); allowed: composer, newest)))
 BIN := $(VENV)/bin
+# Without g++, C++ programs of code tasks are compiled by a Python package.
+CPP_EXTRA ?= $(if $(shell command -v g++),,$(comma)cpp)
 READY := $(VENV)/.ready
 REFERENCE := .venv-reference
 REFERENCE_READY := $(REFERENCE)/.ready
@@ -45,12 +48,12 @@ define install
 endef
 
 .venv/.ready: pyproject.toml requirements/composer.txt
-	$(call install,.venv,-c requirements/composer.txt -e '.[dev]',UV_COMPILE_BYTECODE=1)
+	$(call install,.venv,-c requirements/composer.txt -e '.[dev$(CPP_EXTRA)]',UV_COMPILE_BYTECODE=1)
 	touch $@
 
 .venv-newest/.ready: pyproject.toml requirements/newest.txt
 	@test -n "$(PYTHON_NEWEST)" || { echo 'STACK=newest needs Python 3.12 or 3.13: PYTHON_NEWEST=/path/to/python'; exit 2; }
-	$(call install,.venv-newest,-c requirements/newest.txt -e '.[test]',UV_COMPILE_BYTECODE=1,$(PYTHON_NEWEST))
+	$(call install,.venv-newest,-c requirements/newest.txt -e '.[test$(CPP_EXTRA)]',UV_COMPILE_BYTECODE=1,$(PYTHON_NEWEST))
 	touch $@
 
 demo: .venv/.ready

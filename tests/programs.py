@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
-from llmfoundry_gauntlet.scoring.code.programs import CPP, JAVASCRIPT, PYTHON, Program, make_program, missing_tool
+from llmfoundry_gauntlet.scoring.code.compilers import find_compiler
+from llmfoundry_gauntlet.scoring.code.cpp import build_problem, compiled_header
+from llmfoundry_gauntlet.scoring.code.programs import (
+    CPP,
+    JAVASCRIPT,
+    LANGUAGES,
+    PYTHON,
+    Program,
+    make_program,
+    node_program,
+)
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox, SandboxError, find_sandbox
 
 PROMPTS = {
@@ -63,10 +71,16 @@ def can_confine() -> bool:
 
 def can_run_all() -> bool:
     """Return whether programs of every language can run here."""
-    return can_confine() and all(map(shutil.which, ('g++', 'node')))
+    return can_confine() and not any(language.missing() for language in LANGUAGES.values())
 
 
 def need(language: str) -> None:
     """Skip the test if programs of a language cannot run here."""
-    if reason := missing_tool(language):
+    if reason := LANGUAGES[language].missing():
         pytest.skip(reason)
+
+
+def find_tools_anew() -> None:
+    """Forget which tools were found."""
+    for cached in (find_sandbox, node_program, find_compiler, compiled_header, build_problem):
+        cached.cache_clear()

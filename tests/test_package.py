@@ -149,12 +149,17 @@ def test_optional_dependencies_are_extras():
         's3fs',
         'altair',
         'vl-convert',
+        'bubblewrap',
+        'nodejs',
+        'ziglang',
         'pytest',
         'moto',
     )
     assert not [line for line in PROJECT['dependencies'] if line.startswith(heavy)]
     assert set(PROJECT['optional-dependencies']) == {
+        'code',
         'composer',
+        'cpp',
         'wandb',
         'mlflow',
         'tensorboard',

@@ -98,7 +98,10 @@ REASONS = {
     # Programs of ours.
     ('results/files.py', 'subprocess.run'): 'git',
     ('scoring/mathematics.py', 'subprocess.Popen'): 'the worker for expressions',
-    ('scoring/code/cpp.py', 'subprocess.run'): 'the version of the compiler',
+    (
+        'scoring/code/compilers.py',
+        'subprocess.run',
+    ): 'the version of the compiler, and the library of ziglang',
     ('scoring/code/sandbox.py', 'subprocess.Popen'): 'the sandbox',
     # Files of others.
     ('runtime/checkpoints.py', 'torch.load'): 'with weights_only',

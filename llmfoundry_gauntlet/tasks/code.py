@@ -23,7 +23,6 @@ from llmfoundry_gauntlet.scoring.code.programs import (
     PYTHON,
     Program,
     make_program,
-    missing_tool,
     whole_text,
 )
 from llmfoundry_gauntlet.scoring.code.sandbox import CannotRun, Sandbox, SandboxError, find_sandbox
@@ -253,4 +252,4 @@ def problem_of(language: str, sandbox: Sandbox) -> str | None:
     """Return why programs of a language cannot run on this machine, None if they can."""
     from llmfoundry_gauntlet.scoring.code.execution import self_test  # late: YAML needs no compiler
 
-    return missing_tool(language) or self_test(language, sandbox)
+    return LANGUAGES[language].missing() or self_test(language, sandbox)

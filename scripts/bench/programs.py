@@ -24,7 +24,7 @@ from typing import Any
 from tabulate import tabulate
 
 from llmfoundry_gauntlet.scoring.code.execution import check_completion
-from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, Program, make_program, missing_tool
+from llmfoundry_gauntlet.scoring.code.programs import LANGUAGES, Program, make_program
 from llmfoundry_gauntlet.scoring.code.sandbox import NONE, Sandbox, find_sandbox
 
 OUT = Path('runs/bench')
@@ -45,7 +45,7 @@ def main() -> None:
     sandbox = find_sandbox()
     results = []
     for language in LANGUAGES:
-        if missing := missing_tool(language):
+        if missing := LANGUAGES[language].missing():
             print(f'{language}: {missing}')
             continue
         rows = read(arguments.data_root, language, COUNTS[language][arguments.quick])

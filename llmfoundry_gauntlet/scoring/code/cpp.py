@@ -16,7 +16,8 @@ from pathlib import Path
 
 from llmfoundry_gauntlet.config.resources import cache_folder
 from llmfoundry_gauntlet.data.stores import write_atomically
-from llmfoundry_gauntlet.scoring.code.programs import COMPILER, RUNNERS, Program, runner, signature_of
+from llmfoundry_gauntlet.scoring.code.compilers import FLAGS, RUNNERS, find_compiler
+from llmfoundry_gauntlet.scoring.code.programs import Program, runner, signature_of
 from llmfoundry_gauntlet.scoring.code.sandbox import (
     INSIDE,
     MIB,
@@ -34,8 +35,7 @@ log = logging.getLogger(__name__)
 
 _building = threading.Lock()
 
-FLAGS = '-std=c++17 -w'
-COMMON = f'{FLAGS} -include "$FILES/common.hpp"'
+WITH_COMMON = '-include "$FILES/common.hpp"'
 WITH_CALLS = '-include "$FILES/remote.hpp"'
 BUILD_LIMITS = ProgramLimits(cpu_seconds=8, threads=32, file_bytes=64 * MIB, tmp_bytes=256 * MIB)
 HEADER_LIMITS = ProgramLimits(
@@ -101,8 +101,10 @@ class CompiledProblem:
 
 def build_completion(problem: CompiledProblem, code: str, sandbox: Sandbox, deadline: float) -> bytes:
     """Compile a completion and return its executable. Raise Undecided if it does not compile."""
+    compiler = find_compiler()
     built = run_script(
-        f'{COMPILER} {COMMON} "$FILES/completion.cpp" "$FILES/server.o" -o "$TMPDIR/program" && cat "$TMPDIR/program"',
+        f'{compiler.compile} {WITH_COMMON} -c "$FILES/completion.cpp" -o "$TMPDIR/completion.o" && '
+        f'{compiler.link} "$TMPDIR/completion.o" "$FILES/server.o" -o "$TMPDIR/program" && cat "$TMPDIR/program"',
         header_mounts(sandbox),
         {'completion.cpp': (COMPLETION + code).encode(errors='replace'), 'server.o': problem.server},
         sandbox,
@@ -128,21 +130,24 @@ def build_problem(program: Program, sandbox: Sandbox) -> CompiledProblem:
     parts = {'returns': signature.returns, 'name': signature.name, 'parameters': signature.parameters, 'names': names}
     test = TEST.format(prelude=program.prelude, test=test_of(program, signature.returns), **parts)
     server = SERVER.format(prelude=program.prelude, **parts)
+    compiler = find_compiler()
+    mounts = (*header_mounts(sandbox), runner('remote.hpp'))
     deadline = time.monotonic() + BUILD_SECONDS
 
-    def built(name: str, source: str, options: str) -> bytes | None:
-        """Return the compiled source, None if it does not compile. Raise Undecided on a timeout."""
+    def built(name: str, source: str, last_step: str) -> bytes | None:
+        """Return what the steps build from the source, None if it does not compile. Raise Undecided on a timeout."""
         return run_script(
-            f'{COMPILER} {COMMON} {options} "$FILES/{name}.cpp" -o "$TMPDIR/built" && cat "$TMPDIR/built"',
-            (*header_mounts(sandbox), runner('remote.hpp')),
+            f'{compiler.compile} {WITH_COMMON} {WITH_CALLS} -c "$FILES/{name}.cpp" -o "$TMPDIR/{name}.o" '
+            f'&& {last_step}',
+            mounts,
             {f'{name}.cpp': source.encode(errors='replace')},
             sandbox,
             deadline,
         )
 
     try:
-        built_test = built('test', test, WITH_CALLS)
-        built_server = built('server', server, f'{WITH_CALLS} -c')
+        built_test = built('test', test, f'{compiler.link} "$TMPDIR/test.o" -o "$TMPDIR/test" && cat "$TMPDIR/test"')
+        built_server = built('server', server, 'cat "$TMPDIR/server.o"')
     except Undecided as reason:
         raise CannotRun(f'the test: {reason}') from None
     if built_test is None or built_server is None:
@@ -206,23 +211,22 @@ def header_mounts(sandbox: Sandbox) -> tuple[Mount, ...]:
 @functools.lru_cache(maxsize=1)
 def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
     """Return `header_mounts`, computed once per compiler."""
+    compiler = find_compiler()
     header = runner('common.hpp')
+    plain = (*compiler.mounts, header)
     folder = cache_folder('headers')
-    if folder is None:
-        return (header,)
-    try:
-        version = subprocess.run([COMPILER, '--version'], capture_output=True, check=True).stdout
-    except subprocess.CalledProcessError as error:
-        raise CannotRun(f'{COMPILER} --version: {error}') from None
+    is_movable = sandbox.is_isolated or compiler.header_moves  # without isolation every program has a folder of its own
+    if folder is None or not is_movable:
+        return plain
     content = (RUNNERS / 'common.hpp').read_bytes()
-    digest = hashlib.sha256(b'\0'.join([version, FLAGS.encode(), content])).hexdigest()[:16]
+    digest = hashlib.sha256(b'\0'.join([compiler.version, FLAGS.encode(), content])).hexdigest()[:16]
     compiled = folder / f'{digest}.gch'
     if not os.path.exists(compiled):
         try:
             built = run_script(
-                f'cp "$FILES/common.hpp" "$TMPDIR" && {COMPILER} {FLAGS} -x c++-header "$TMPDIR/common.hpp" '
-                '-o "$TMPDIR/common.hpp.gch" && cat "$TMPDIR/common.hpp.gch"',
-                (header,),
+                f'{compiler.compile} -x c++-header "$FILES/common.hpp" -o "$TMPDIR/common.hpp.gch" '
+                '&& cat "$TMPDIR/common.hpp.gch"',
+                plain,
                 {},
                 sandbox,
                 time.monotonic() + BUILD_SECONDS,
@@ -231,8 +235,8 @@ def compiled_header(sandbox: Sandbox) -> tuple[Mount, ...]:
         except Undecided:
             built = None
         if built is None or not keep(compiled, built):
-            return (header,)
-    return (header, Mount(str(compiled), f'{header.target}.gch'))
+            return plain
+    return (*plain, Mount(str(compiled), f'{header.target}.gch'))
 
 
 def keep(path: Path, content: bytes) -> bool:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import sys
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from llmfoundry_gauntlet.scoring.code import tools
 from llmfoundry_gauntlet.scoring.code.sandbox import INSIDE, Command, Mount, ProgramLimits
 
 RUNNERS = Path(__file__).parent / 'runners'
-COMPILER = 'g++'
-NODE = 'node'
 COMPLETION, TESTS = 'completion', 'tests'  # roles
 OPEN_FILES = 64  # besides the pipes
 PYTHON, CPP, JAVASCRIPT = 'python', 'c++', 'javascript'
@@ -35,24 +34,29 @@ class Language:
     """A programming language.
 
     `begins` matches the start of a function in a prompt; the last match is the function to complete. `simple` is a
-    prompt, its test and a correct completion. `tool` is the required program, `package` its Debian package.
+    prompt, its test and a correct completion. `missing` returns why its tools are not here, None if they are.
     `interpreter` starts a process that runs tests or completions (a script in `runners`); without one, programs are
     compiled (`execution.check_completion`).
     """
 
     begins: re.Pattern[str]
     simple: tuple[str, str, str]
-    tool: str | None = None
-    package: str = ''
+    missing: Callable[[], str | None] = lambda: None
     interpreter: Interpreter | None = None
 
 
-def missing_tool(language: str) -> str | None:
-    """Return the missing requirement of a language and how to install it, None if nothing is missing."""
-    tool, package = LANGUAGES[language].tool, LANGUAGES[language].package
-    if tool is None or shutil.which(tool):
+def missing_compiler() -> str | None:
+    """Return that C++ programs have no compiler and how to install one, None if they have."""
+    if tools.gpp() or tools.zig():
         return None
-    return f'{tool} is missing, which {language} programs need; install it (Debian: apt-get install {package})'
+    return f'g++ is missing, which {CPP} programs need; {tools.install("g++", "cpp")}'
+
+
+def missing_node() -> str | None:
+    """Return that JavaScript programs have no Node and how to install it, None if they have."""
+    if tools.node():
+        return None
+    return f'node is missing, which {JAVASCRIPT} programs need; {tools.install("nodejs", "code")}'
 
 
 def runner(name: str) -> Mount:
@@ -88,20 +92,19 @@ def python_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
 
 
 @functools.cache
-def node_mounts() -> tuple[str, tuple[Mount, ...]]:
-    """Return Node's executable, and its folder if that is outside the system's."""
-    program = os.path.realpath(shutil.which(NODE) or NODE)
-    return program, () if Path(program).is_relative_to('/usr') else (Mount(program, program),)
+def node_program() -> Mount:
+    """Return the mount of Node's executable, which may be in a folder that the sandbox does not show."""
+    return Mount(os.path.realpath(tools.node() or 'node'), f'{INSIDE}/node')
 
 
 def node_command(role: str, *descriptors: int, num_tests: int = 1) -> Command:
     """Return the command of a Node process. Its address space is not limited: Node reserves more than it uses."""
-    program, mounts = node_mounts()
+    program = node_program()
     script = runner('node_runner.js')
     limits = ProgramLimits(counts_reserved=False, open_files=OPEN_FILES + len(descriptors))
     return Command(
         arguments=(program, '--max-old-space-size=512', '--no-addons', script, role, *map(str, descriptors)),
-        mounts=(*mounts, script, runner('node_calls.js')),
+        mounts=(program, script, runner('node_calls.js')),
         limits=replace(limits, cpu_seconds=limits.cpu_seconds * num_tests),
     )
 
@@ -131,14 +134,12 @@ LANGUAGES = {
             '#undef NDEBUG\n#include <assert.h>\nint main() { assert(f(1) == 2); }\n',
             'return x + 1;\n}\n',
         ),
-        tool=COMPILER,
-        package='g++',
+        missing=missing_compiler,
     ),
     JAVASCRIPT: Language(
         begins=re.compile(r'^(?:(?:const|let|var) +(\w+) *=|(?:async +)?function *\*? *(\w+) *\()', re.MULTILINE),
         simple=('const f = (x) => {\n', 'console.assert(f(1) === 2)\n', '  return x + 1\n}\n'),
-        tool=NODE,
-        package='nodejs',
+        missing=missing_node,
         interpreter=node_command,
     ),
 }

@@ -32,6 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmfoundry_gauntlet.scoring.code.tools import bubblewraps, install
+
 # System call numbers by machine (Linux, asm/unistd.h).
 FORKS: dict[str, tuple[int, ...]] = {  # fork, vfork
     'x86_64': (57, 58),
@@ -92,7 +94,6 @@ NOT_THE_SYSTEMS = (
 )
 PROBE_SECONDS = 20
 MAX_MESSAGE = 2000  # bytes of a sandbox's error output
-INSTALL = 'install it (Debian: apt-get install bubblewrap)'
 ALLOW_HINT = 'or allow programs without isolation: sandbox: rlimits (only limits), sandbox: none'
 
 
@@ -286,10 +287,14 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A way to run programs: `level` is the isolation; as root, each program gets its own user id."""
+    """A way to run programs: `level` is the isolation; as root, each program gets its own user id.
+
+    `bubblewrap` is the path of its executable.
+    """
 
     level: str
     as_root: bool = False
+    bubblewrap: str = 'bwrap'
 
     @property
     def is_isolated(self) -> bool:
@@ -353,7 +358,7 @@ class Sandbox:
         options = [*self._options(command), '--seccomp', str(filter_descriptor)]
         options_descriptor = in_memory(b''.join(option.encode() + b'\0' for option in options))
         opened.append(options_descriptor)
-        return ['bwrap', '--args', str(options_descriptor), '--', *self._user(), *limited]
+        return [self.bubblewrap, '--args', str(options_descriptor), '--', *self._user(), *limited]
 
     def _options(self, command: Command) -> Iterator[str]:
         """Yield bubblewrap's options; later ones may depend on the folders of earlier ones."""
@@ -499,17 +504,20 @@ def find_sandbox(asked: str = AUTO) -> Sandbox:
         return Sandbox(RLIMITS)
     if not sys.platform.startswith('linux'):
         raise SandboxError(f'code tasks: programs are confined only on Linux; {ALLOW_HINT}')
-    if not shutil.which('bwrap'):
-        raise SandboxError(f'code tasks: bubblewrap is missing; {INSTALL}, {ALLOW_HINT}')
+    if not bubblewraps():
+        raise SandboxError(f'code tasks: bubblewrap is missing; {install("bubblewrap", "code")}, {ALLOW_HINT}')
     failures = []
-    for as_root in (True, False) if os.geteuid() == 0 else (False,):
-        failure = try_out(Sandbox(BUBBLEWRAP, as_root=as_root))
-        if failure is None:
-            return Sandbox(BUBBLEWRAP, as_root=as_root)
-        failures.append(failure)
+    for bubblewrap in bubblewraps():
+        for as_root in (True, False) if os.geteuid() == 0 else (False,):
+            sandbox = Sandbox(BUBBLEWRAP, as_root=as_root, bubblewrap=bubblewrap)
+            failure = try_out(sandbox)
+            if failure is None:
+                return sandbox
+            failures.append(failure)
     raise SandboxError(
         f'code tasks: bubblewrap cannot confine programs here ({"; ".join(dict.fromkeys(failures))}); allow namespaces '
-        f'(sysctl kernel.unprivileged_userns_clone=1, or a container with CAP_SYS_ADMIN), {ALLOW_HINT}'
+        '(sysctl kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0, or a '
+        f'container with CAP_SYS_ADMIN), {ALLOW_HINT}'
     )
 
 

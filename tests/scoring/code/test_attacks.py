@@ -21,25 +21,30 @@ import pytest
 from programs import CPP, JAVASCRIPT, PYTHON, SECRET, problem, right, sandbox
 
 from llmfoundry_gauntlet.scoring.code.execution import check_completion
-from llmfoundry_gauntlet.scoring.code.sandbox import LATE, Command, Sandbox, try_out
+from llmfoundry_gauntlet.scoring.code.sandbox import LATE, Command, try_out
 
 SECONDS = 4.0  # for each, so that the endless ones end
 ENDED = 60.0  # by when a late program was killed, also on a busy machine
 MARK = 'gauntlet_attack_5521'  # in the names of processes and files that attacks make
-WAYS = [  # the one in use here, then as a plain user
-    pytest.param(None, id='default'),
-    pytest.param(Sandbox('bubblewrap'), id='bubblewrap-user', marks=pytest.mark.slow),
-]
+DEFAULT, PLAIN_USER, WHEELS = 'default', 'plain user', 'wheels'
 
 
-@pytest.fixture(autouse=True, params=WAYS)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """Run every attack in every sandbox of this machine; the default one is part of each run."""
-    if request.param is None:
-        return
-    if request.param == sandbox() or (reason := try_out(request.param)) is not None:
-        pytest.skip('is the default' if request.param == sandbox() else f'cannot be used here: {reason}')
-    monkeypatch.setattr(sys.modules[__name__], 'sandbox', lambda: request.param)
+@pytest.fixture(
+    autouse=True,
+    params=[DEFAULT, pytest.param(PLAIN_USER, marks=pytest.mark.slow), pytest.param(WHEELS, marks=pytest.mark.slow)],
+)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every attack as sandboxes run here, as a plain user, and with the tools that Python packages bring."""
+    if request.param == WHEELS:
+        request.getfixturevalue('only_wheels')
+    if request.param == PLAIN_USER:
+        default = sandbox()
+        plain = replace(default, as_root=False)
+        if plain == default:
+            pytest.skip('is the default')
+        if (reason := try_out(plain)) is not None:
+            pytest.skip(f'cannot be used here: {reason}')
+        monkeypatch.setattr(sys.modules[__name__], 'sandbox', lambda: plain)
 
 
 def body(text: str) -> str:
@@ -93,9 +98,9 @@ COSTS = {
         "import mmap\nkept = [mmap.mmap(-1, 2**28) for _ in range(12)]\nreturn 'GOT'",
         'OSError in a call',
     ),
-    'endless loop': ('while True:\n    pass', 'not done in time'),
-    'sleep': ("import time\ntime.sleep(60)\nreturn 'GOT'", 'not done in time'),
-    'stopped': ('import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)', 'not done in time'),
+    'endless loop': ('while True:\n    pass', LATE),
+    'sleep': ("import time\ntime.sleep(60)\nreturn 'GOT'", LATE),
+    'stopped': ('import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)', LATE),
     'output': (
         "import sys\nfor _ in range(20000):\n    print('x' * 1000)\nsys.stderr.write('y' * 10**6)\nreturn 'no'",
         'result',
@@ -124,8 +129,9 @@ COSTS = {
 @pytest.mark.parametrize('name', COSTS)
 def test_a_program_has_limits(name: str):
     code, reason = COSTS[name]
+    seconds = SECONDS if reason == LATE else 5 * SECONDS  # on a busy machine the others are slow too
     started = time.monotonic()
-    outcome = check_completion(problem(PYTHON, 'GOT'), body(code), sandbox(), seconds=SECONDS)
+    outcome = check_completion(problem(PYTHON, 'GOT'), body(code), sandbox(), seconds=seconds)
     assert not outcome.passed and reason in outcome.reason
     assert time.monotonic() - started < ENDED
     assert_unharmed(PYTHON)
