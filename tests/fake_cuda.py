@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -278,8 +279,11 @@ def attend_sequences(
     longest_key: int,
     scale: float | None,
     window: int,
-) -> torch.Tensor:
-    """Compute causal attention of packed sequences, each aligned with the end of its keys."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute causal attention of packed sequences, each aligned with the end of its keys.
+
+    Return the output, and the log-sum-exp of each token's scores, float32 [heads, queries].
+    """
     assert bounds.dtype == key_bounds.dtype == torch.int32
     assert bounds.shape == key_bounds.shape
     assert query.dtype == key.dtype == value.dtype
@@ -290,6 +294,8 @@ def attend_sequences(
     assert len(key) == len(value) == key_bounds[-1]
 
     output = torch.empty(*query.shape[:2], value.shape[-1], dtype=query.dtype)
+    logsumexp = torch.empty(query.shape[1], query.shape[0])
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
     groups = query.shape[1] // key.shape[1]
     for index in range(len(bounds) - 1):
         query_span = slice(bounds[index], bounds[index + 1])
@@ -303,7 +309,9 @@ def attend_sequences(
         mask = (distance >= 0) & (distance < window)
         attended = torch._C._nn.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         output[query_span] = attended.transpose(0, 1)
-    return output
+        scores = queries.float() @ keys.float().transpose(1, 2) * factor
+        logsumexp[:, query_span] = scores.masked_fill(~mask, -torch.inf).logsumexp(-1)
+    return output, logsumexp
 
 
 def flash(q, k, v, bounds, key_bounds, longest, longest_key, dropout, causal, debug, *, scale=None, **windows):
@@ -321,9 +329,9 @@ def flash(q, k, v, bounds, key_bounds, longest, longest_key, dropout, causal, de
     left = windows.pop('window_size_left', None)
     assert not windows
     window = sys.maxsize if left is None or left < 0 else left + 1
-    output = attend_sequences(q, k, v, bounds, key_bounds, longest, longest_key, scale, window)
-    nothing = torch.empty(0)  # in place of what only a backward pass or dropout needs
-    return output, nothing, nothing, nothing, nothing
+    output, logsumexp = attend_sequences(q, k, v, bounds, key_bounds, longest, longest_key, scale, window)
+    nothing = torch.empty(0)  # in place of what only dropout needs
+    return output, logsumexp, nothing, nothing, nothing
 
 
 def public_flash(
@@ -352,15 +360,31 @@ def public_flash(
     assert causal == (left == -1)
 
     lengths = (bounds, key_bounds, longest, longest_key)
-    output, *_ = flash(q, k, v, *lengths, 0.0, True, False, scale=scale, window_size_left=left)
-    nothing = torch.empty(0)  # in place of what only a backward pass needs
-    return output, nothing, nothing
+    output, logsumexp, *_ = flash(q, k, v, *lengths, 0.0, True, False, scale=scale, window_size_left=left)
+    nothing = torch.empty(0)  # in place of what only dropout needs
+    return output, logsumexp, nothing
 
 
 def efficient(
-    q, k, v, bias, bounds, key_bounds, longest, longest_key, dropout, mask_type, *, scale=None, window_size=0
+    q,
+    k,
+    v,
+    bias,
+    bounds,
+    key_bounds,
+    longest,
+    longest_key,
+    dropout,
+    mask_type,
+    wants_logsumexp=False,
+    *,
+    scale=None,
+    window_size=0,
 ):
-    """aten::_efficient_attention_forward with packed sequences."""
+    """aten::_efficient_attention_forward with packed sequences.
+
+    The log-sum-exp is [sequences, heads, longest rounded up to 32], as `meta__efficient_attention_forward` has it.
+    """
     assert len(q) == 1
     assert q.shape[2] == k.shape[2] == v.shape[2]  # heads are not shared
     assert bias is None
@@ -369,9 +393,15 @@ def efficient(
     assert q.shape[-1] % (8 if q.dtype in HALF else 4) == 0
 
     window = window_size or sys.maxsize
-    output = attend_sequences(q[0], k[0], v[0], bounds, key_bounds, longest, longest_key, scale, window)
+    output, of_tokens = attend_sequences(q[0], k[0], v[0], bounds, key_bounds, longest, longest_key, scale, window)
+    num_sequences, num_heads = len(bounds) - 1, q.shape[2]
+    longest_padded = -(-longest // 32) * 32 if wants_logsumexp else 0
+    logsumexp = torch.full((num_sequences, num_heads, longest_padded), torch.inf)
+    if wants_logsumexp:
+        for index, (start, stop) in enumerate(itertools.pairwise(bounds.tolist())):
+            logsumexp[index, :, : stop - start] = of_tokens[:, start:stop]
     nothing = torch.empty(0)  # in place of what only a backward pass or dropout needs
-    return output[None], nothing, nothing, nothing, longest, longest_key
+    return output[None], logsumexp, nothing, nothing, longest, longest_key
 
 
 def histogram(values, bins=100, min=0, max=0):

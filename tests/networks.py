@@ -32,6 +32,21 @@ SIZES = {
 GROUPED = {**SIZES, 'intermediate_size': 64, 'num_key_value_heads': 2}
 GPT = {'n_embd': 32, 'n_layer': 2, 'n_head': 4, 'vocab_size': VOCABULARY, 'initializer_range': 0.3}
 WINDOWED = {**GROUPED, 'sliding_window': WINDOW}
+LATENT = {
+    **SIZES,
+    'intermediate_size': 64,
+    'num_key_value_heads': 4,
+    'q_lora_rank': 16,
+    'kv_lora_rank': 16,
+    'qk_nope_head_dim': 8,
+    'qk_rope_head_dim': 8,
+    'v_head_dim': 8,
+    'n_routed_experts': 4,
+    'num_experts_per_tok': 2,
+    'n_shared_experts': 1,
+    'moe_intermediate_size': 16,
+    'first_k_dense_replace': 1,
+}
 
 
 def maker(model: str, config: str, **sizes: Any) -> Callable[..., Any]:
@@ -116,14 +131,41 @@ IN_STREAM = {
     'bloom': family('Bloom', hidden_size=32, n_layer=2, n_head=4, vocab_size=VOCABULARY, initializer_range=0.3),
     'falcon, alibi': family('Falcon', **SIZES, alibi=True, attn_implementation='eager'),
     'gpt_bigcode': family('GPTBigCode', **GPT),
+    # Values of latent attention are narrower than its queries.
+    'deepseek_v3': family('DeepseekV3', **LATENT, n_group=1, topk_group=1),
+    # A chunk in the mask alone, and queries scaled by their positions in layers without rotary embeddings.
+    'llama4': maker(
+        'Llama4ForCausalLM',
+        'Llama4TextConfig',
+        **GROUPED,
+        head_dim=8,
+        intermediate_size_mlp=64,
+        num_local_experts=4,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=WINDOW,
+        no_rope_layers=[1, 0],
+        floor_scale=4,
+        attn_scale=0.5,
+        pad_token_id=0,
+    ),
+    # A window in the mask alone.
+    'phimoe': family('Phimoe', **WINDOWED, num_local_experts=4),
 }
+if IS_TRANSFORMERS_5:
+    IN_STREAM |= {
+        # Attention sinks, with and without windows.
+        'gpt_oss': family('GptOss', **WINDOWED, head_dim=8, num_local_experts=4, num_experts_per_tok=2),
+    }
+# Whose attention has sinks, values of another width, chunks, scaled queries, or windows in the mask alone.
+WITH_MORE_RULES = [name for name in ('gpt_oss', 'deepseek_v3', 'llama4', 'phimoe') if name in IN_STREAM]
 IN_PADDED_ROWS = {
     'mamba': family(
         'Mamba', hidden_size=32, num_hidden_layers=2, vocab_size=VOCABULARY, state_size=4, initializer_range=0.3
     )
 }
-# Families without sdpa. transformers 5 has none for Gemma 2, as it leaves out the cap on attention scores.
-EAGER_ALONE = ('gptj', 'gpt_neo', 'mpt', 'bloom', 'mamba', *(['gemma2'] if IS_TRANSFORMERS_5 else []))
+# Families without sdpa. transformers 5 has none for Gemma 2, as it leaves out the cap on attention scores, and none
+# for sinks.
+EAGER_ALONE = ('gptj', 'gpt_neo', 'mpt', 'bloom', 'mamba', *(['gemma2', 'gpt_oss'] if IS_TRANSFORMERS_5 else []))
 FAMILIES = {**IN_STREAM, **IN_PADDED_ROWS}
 LOADED_AS = [
     *[(name, 'eager') for name in FAMILIES],

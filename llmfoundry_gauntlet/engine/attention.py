@@ -47,6 +47,7 @@ WITHOUT_EFFECT = frozenset(
         'max_length_q',
         'max_length_k',
         # What the model returns.
+        'logits_to_keep',
         'output_attentions',
         'output_hidden_states',
         'output_router_logits',
@@ -70,23 +71,45 @@ class Unsupported(NotImplementedError):
     """Raised for a model setting that the engine's attention does not support; the message names the setting."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionRule:
+    """What a layer does to its attention scores.
+
+    Scores are multiplied by `scaling` (None: the default, by the width of the query). `window` is the number of
+    positions that a token attends to, including its own; with `chunk` it attends to those of its own chunk of so many
+    positions. Scores are capped by `softcap`, as in Gemma 2 (arXiv 2408.00118). `sinks` [heads] are scores of a further
+    key without a value, as in gpt-oss: they only take weight.
+    """
+
+    scaling: float | None = None
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    def scale(self, query: torch.Tensor) -> float:
+        """Return the factor of the scores of a query [..., width]."""
+        return float(query.shape[-1] ** -0.5) if self.scaling is None else self.scaling
+
+
 class Attention(Protocol):
     """The attention of all layers in one forward."""
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        """Return the attention output of the next layer, shape [rows, T, heads, width].
+    @property
+    def query_positions(self) -> torch.Tensor:
+        """Return the place of each query in its row, counted from 0, int [rows, T]; masked tokens count."""
+        ...
 
-        The query is [rows, heads, T, width]; key and value may have fewer heads, each shared by a group of query heads.
-        `window` is the number of positions that a token attends to, including its own.
+    @property
+    def longest(self) -> int:
+        """Return a length that no row exceeds."""
+        ...
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+        """Return the attention output of the next layer, shape [rows, T, heads, width of the value].
+
+        The query is [rows, heads, T, width]; key and value may have fewer heads, each shared by a group of query heads,
+        and the value another width.
         """
         ...
 
@@ -148,7 +171,8 @@ def replacement(model: Any) -> Replacement:
     modules = list(model.modules())
     if any(map(looks_up_attention, modules)):
         configs = {id(config): config for config in (model.config, model.config.get_text_config())}
-        return Replacement(changes=[(config, SELECTION, NAME) for config in configs.values()], by_name=True)
+        of_configs: list[Change] = [(config, SELECTION, NAME) for config in configs.values()]
+        return Replacement(changes=[*of_configs, *rule_changes(modules)], by_name=True)
     changes: list[Change] = [(functional, 'scaled_dot_product_attention', attend_for_torch)]
     key_bias, counts_masked = None, False
     for module in modules:
@@ -158,6 +182,22 @@ def replacement(model: Any) -> Replacement:
         if family in KEY_BIASES and getattr(module, 'use_alibi', getattr(module, 'alibi', True)):
             key_bias, counts_masked = partial(KEY_BIASES[family], module), family in COUNT_MASKED
     return Replacement(changes=changes, by_name=False, key_bias=key_bias, counts_masked=counts_masked)
+
+
+def rule_changes(modules: Sequence[torch.nn.Module]) -> list[Change]:
+    """Return the changes by which `attend_by_name` learns what stands neither in its arguments nor in a ready mask."""
+    changes: list[Change] = []
+    for module in modules:
+        if type(module).__name__ in QUERY_SCALES:
+            changes.append((module, 'attn_temperature_tuning', False))  # by its order in the stream; done here instead
+        if not isinstance(module, PreTrainedModel):
+            continue
+        owner = sys.modules[type(module).__module__]
+        for name, make_mask in MASKS_OF_A_RULE.items():
+            original = vars(owner).get(name)
+            if original is not None:
+                changes.append((owner, name, partial(make_mask, original)))
+    return changes
 
 
 def looks_up_attention(module: torch.nn.Module) -> bool:
@@ -214,7 +254,13 @@ def mask_changes(module: Any) -> list[Change]:
     family = type(module).__name__
     changes: list[Change] = []
     if hasattr(module, '_update_causal_mask'):
-        changes.append((module, '_update_causal_mask', no_mask))
+        in_its_place: Callable[..., Any] = no_mask
+        if family == 'PhimoeModel':
+            if module.config.rope_scaling is not None:
+                raise Unsupported('rope_scaling, which this version of phimoe chooses by the length of the stream,')
+            changes.append((module.rotary_emb, 'forward', partial(rotary_table_of_phimoe, module.rotary_emb)))
+            in_its_place = partial(mask_of_phimoe, module.config)
+        changes.append((module, '_update_causal_mask', in_its_place))
     # Functions that the module of the family imports; MPT converts what they return.
     owner = sys.modules[type(module).__module__]
     if family == 'MptModel' and hasattr(owner, '_prepare_4d_causal_attention_mask'):
@@ -243,6 +289,43 @@ def smallest_mask(mask: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 def smallest_causal_mask(*_: Any, inputs_embeds: torch.Tensor, **__: Any) -> torch.Tensor:
     """Return a mask of one element, in place of that of `create_causal_mask`."""
     return inputs_embeds.new_zeros(1, 1, 1, 1)
+
+
+# A family may say its window or chunk in its masks alone, and each layer gets the mask of its kind. In their place goes
+# one number, on the CPU so that reading it never waits for a GPU: a window, or a chunk as a negative number. Layers may
+# slice it like any mask.
+
+
+def mask_of(*, window: int = 0, chunk: int = 0) -> torch.Tensor:
+    """Return the mask that stands for a window or for chunks, int32 [1, 1, 1, 1]."""
+    return torch.full((1, 1, 1, 1), window or -chunk, dtype=torch.int32, device='cpu')
+
+
+def rule_of(mask: torch.Tensor | None) -> tuple[int | None, int | None]:
+    """Return the window and the chunk that a mask stands for."""
+    if mask is None or mask.dtype != torch.int32 or mask.dim() != 4 or mask.numel() != 1:
+        return None, None
+    number = int(mask)
+    return (number if number > 0 else None), (-number if number < 0 else None)
+
+
+def window_mask(make_mask: Callable[..., Any], config: Any, *arguments: Any, **more: Any) -> Any:
+    """Replace `create_sliding_window_causal_mask`; in threads other than the one that runs the forward call it."""
+    if _attention.get() is None or config.sliding_window is None:
+        return make_mask(config, *arguments, **more)
+    return mask_of(window=config.sliding_window)
+
+
+def mask_of_phimoe(config: Any, *_: Any, **__: Any) -> torch.Tensor | None:
+    """Replace `_update_causal_mask` of PhimoeModel in transformers 4.53."""
+    return None if config.sliding_window is None else mask_of(window=config.sliding_window)
+
+
+def chunk_mask(make_mask: Callable[..., Any], config: Any, *arguments: Any, **more: Any) -> Any:
+    """Replace `create_chunked_causal_mask`; in threads other than the one that runs the forward call it."""
+    if _attention.get() is None or config.attention_chunk_size is None:
+        return make_mask(config, *arguments, **more)
+    return mask_of(chunk=config.attention_chunk_size)
 
 
 def no_bias_and_mask(*_: Any, **__: Any) -> tuple[None, None]:
@@ -320,36 +403,76 @@ def attend_by_name(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
     """Implement transformers' AttentionInterface. Raise Unsupported for an argument that may change attention."""
     for name, argument in more.items():
         if argument is not None and name not in WITHOUT_EFFECT:
             raise Unsupported(name)
-    return attend(query, key, value, scaling=scaling, window=sliding_window, softcap=softcap), None
+    # Eager attention, which defines the model, sees a window in the mask alone.
+    window, chunk = rule_of(attention_mask)
+    if window is None:
+        window = sliding_window
+    if type(module).__name__ in QUERY_SCALES:
+        query = QUERY_SCALES[type(module).__name__](module, query)
+    rule = AttentionRule(scaling=scaling, window=window, chunk=chunk, softcap=softcap, sinks=s_aux)
+    return attend(query, key, value, rule), None
 
 
 def attend_for_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **more: Any) -> Any:
     """Replace torch's function; call torch's own in threads other than the one that runs the forward."""
     if _attention.get() is None:
         return torch_attention(query, key, value, *args, **more)
-    return attend(query, key, value, scaling=more.get('scale')).transpose(1, 2)
+    window, chunk = rule_of(more.get('attn_mask'))
+    rule = AttentionRule(scaling=more.get('scale'), window=window, chunk=chunk)
+    return attend(query, key, value, rule).transpose(1, 2)
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **settings: Any) -> torch.Tensor:
-    """Call the current forward's attention; return [rows, T, heads, width]."""
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+    """Call the current forward's attention; return [rows, T, heads, width of the value]."""
+    attention = running_attention()
+    # Under autocast rotary embeddings return query and key in float32.
+    return attention.attend(query.to(value.dtype), key.to(value.dtype), value, rule)
+
+
+def running_attention() -> Attention:
+    """Return the current forward's attention."""
     attention = _attention.get()
     if attention is None:
         raise RuntimeError(f'{NAME} is called outside of an evaluation')
-    # Under autocast rotary embeddings return query and key in float32.
-    return attention.attend(query.to(value.dtype), key.to(value.dtype), value, **settings)
+    return attention
+
+
+def scale_queries_of_llama4(module: Any, query: torch.Tensor) -> torch.Tensor:
+    """Return the queries [rows, heads, T, width] of Llama4TextAttention, scaled by their positions.
+
+    Layers without rotary embeddings do that (arXiv 2501.19399). The model counts tokens in the order in which it gets
+    them, which is not their position in a tree.
+    """
+    if module.use_rope or not module.config.attn_temperature_tuning:
+        return query
+    floors = torch.floor((running_attention().query_positions.float() + 1.0) / module.floor_scale)
+    scales = torch.log1p(floors) * module.attn_scale + 1.0
+    scaled: torch.Tensor = (query * scales[:, None, :, None]).to(query.dtype)
+    return scaled
+
+
+def rotary_table_of_phimoe(embedding: Any, states: torch.Tensor, seq_len: int | None = None) -> Any:
+    """Replace the forward of PhimoeRotaryEmbedding in transformers 4.53, whose table ends at the last of the tokens.
+
+    Positions of a stream after a cached prefix, and of decoding steps, may lie beyond.
+    """
+    attention = _attention.get()
+    length = seq_len if attention is None else attention.longest
+    return type(embedding).forward(embedding, states, seq_len=length)
 
 
 def attend_for_gptj(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
 ) -> tuple[torch.Tensor, None]:
     """Replace `_attn` of GPT-J and CodeGen."""
-    output = attend(query, key, value, scaling=query.shape[-1] ** -0.5)
+    output = attend(query, key, value, AttentionRule(scaling=query.shape[-1] ** -0.5))
     return output.transpose(1, 2), None
 
 
@@ -359,7 +482,7 @@ def attend_for_gpt_neo(
     """Replace `_attn` of GPT-Neo, which does not scale scores and has sliding windows in some layers."""
     is_local = module.config.attention_layers[module.layer_id] == 'local'
     window = module.config.window_size if is_local else None
-    output = attend(query, key, value, scaling=1.0, window=window)
+    output = attend(query, key, value, AttentionRule(scaling=1.0, window=window))
     return output.transpose(1, 2), None
 
 
@@ -369,7 +492,7 @@ def attend_for_mpt(module: Any, hidden_states: torch.Tensor, *_: Any, **__: Any)
     if module.clip_qkv:
         projected = projected.clamp(min=-module.clip_qkv, max=module.clip_qkv)
     query, key, value = (heads_of(states, module.n_heads) for states in projected.chunk(3, dim=2))
-    output = attend(query, key, value, scaling=module.softmax_scale)
+    output = attend(query, key, value, AttentionRule(scaling=module.softmax_scale))
     projected_output = module.out_proj(output.flatten(2))
     returns_states = 'past_key_value' in inspect.signature(type(module).forward).parameters
     return (projected_output, None, None) if returns_states else (projected_output, None)
@@ -380,7 +503,7 @@ def attend_for_bloom(
 ) -> tuple[torch.Tensor, None]:
     """Replace the forward of transformers' BloomAttention."""
     query, key, value = module._reshape(module.query_key_value(hidden_states))
-    output = attend(query, key, value, scaling=module.inv_norm_factor)
+    output = attend(query, key, value, AttentionRule(scaling=module.inv_norm_factor))
     return residual + module.dense(output.flatten(2)), None
 
 
@@ -403,14 +526,12 @@ def attend_for_foundry(
     them, with the order of dimensions that `attn_impl` uses.
     """
     keys, values = heads_of(key, kv_n_heads), heads_of(value, kv_n_heads)
-    output = attend(
-        heads_of(query, n_heads),
-        keys,
-        values,
+    rule = AttentionRule(
         scaling=softmax_scale,
         window=None if sliding_window_size == -1 else sliding_window_size + 1,
         softcap=attn_logit_softcapping,
     )
+    output = attend(heads_of(query, n_heads), keys, values, rule)
     to_reuse = (keys.transpose(2, 3), values) if attn_impl == 'torch' else (key, value)
     return output.flatten(2), None, to_reuse
 
@@ -471,6 +592,13 @@ FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
     'GPTNeoSelfAttention': ('_attn', attend_for_gpt_neo),
     'MptAttention': ('forward', attend_for_mpt),
     'BloomAttention': ('forward', attend_for_bloom),
+}
+# Attention modules whose queries are scaled by their positions.
+QUERY_SCALES: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {'Llama4TextAttention': scale_queries_of_llama4}
+# The functions of transformers that make a mask with a rule, and what replaces them.
+MASKS_OF_A_RULE: dict[str, Callable[..., Any]] = {
+    'create_sliding_window_causal_mask': window_mask,
+    'create_chunked_causal_mask': chunk_mask,
 }
 # Models with ALiBi.
 KEY_BIASES: dict[str, Callable[[Any, int, torch.Tensor], torch.Tensor]] = {

@@ -9,17 +9,23 @@ would copy it at every step.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import masking_utils
 from transformers.cache_utils import Cache
 
-from llmfoundry_gauntlet.engine.attention import KeyBias, to_device, torch_attention
+from llmfoundry_gauntlet.engine.attention import AttentionRule, KeyBias, to_device, torch_attention
 from llmfoundry_gauntlet.engine.tree_attention import dense, for_each_head
 
 GROWTH = 32  # columns
+
+# Whether chunks are counted from the first unmasked token of a row, and not from its first one.
+CHUNKS_SKIP_PADDING = 'left_padding' in inspect.signature(masking_utils.chunked_overlay).parameters
 
 
 class KVCache(Cache):
@@ -124,6 +130,11 @@ class KVCache(Cache):
     def seen(self) -> torch.Tensor:
         """Return the mask of the forward, [slots, columns]; for prompts only their own columns."""
         return self.mask[self._slots, self._columns] if self.is_prompt else self.mask[self._slots]
+
+    def first_columns(self) -> list[int]:
+        """Return where each slot's tokens begin among the columns of `seen`, masked tokens included."""
+        first = self._columns.start if self.is_prompt else 0
+        return [start - first for start in self.starts[self._slots]]
 
     def copy_prompt(self, source: int, end: int, length: int, target: int) -> None:
         """Copy the prompt that ended before column `end` of slot `source` to slot `target`, replacing its content.
@@ -235,32 +246,49 @@ class CachedAttention:
         self.seen |= is_itself & ~self.seen.any(dim=-1, keepdim=True)
         counted = torch.ones_like(seen) if counts_masked else seen
         self.positions = (counted[:, 0].cumsum(1) - 1).clamp(min=0)  # [slots, columns]
+        self.is_seen = seen[:, 0]  # [slots, columns]
         self.bias: torch.Tensor | None = None  # [slots, heads, 1, columns]
+        self.mask_of_chunk: tuple[int, torch.Tensor] | None = None
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    @cached_property
+    def query_positions(self) -> torch.Tensor:
+        """Return the place of each query in its row, masked tokens included, int [slots, queries]."""
+        firsts = to_device(np.array(self.cache.first_columns()), self.columns.device)
+        return self.ends - firsts[:, None]
+
+    @property
+    def longest(self) -> int:
+        """Return the number of columns, which no row exceeds."""
+        return len(self.columns)
+
+    def same_chunk(self, chunk: int) -> torch.Tensor:
+        """Return which columns are in the chunk of each query, [slots, queries, columns]; layers share it."""
+        if self.mask_of_chunk is None or self.mask_of_chunk[0] != chunk:
+            firsts = self.ends[0] - self.query_positions[:, 0]
+            if CHUNKS_SKIP_PADDING:
+                firsts = self.is_seen.int().argmax(dim=1)
+            of_columns = torch.div(self.columns - firsts[:, None], chunk, rounding_mode='floor')
+            of_queries = torch.div(self.ends - firsts[:, None], chunk, rounding_mode='floor')
+            self.mask_of_chunk = chunk, of_columns[:, None] == of_queries[:, :, None]
+        return self.mask_of_chunk[1]
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
         """Write the next layer's keys and values to the cache; return its attention output."""
         keys, values = self.cache.update(key, value, self.next_layer)
         self.next_layer += 1
         keys, values = for_each_head(query, keys, values)
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scale = rule.scale(query)
         mask = self.seen[:, None]  # of all heads
-        if window is not None:
+        if rule.window is not None:
             # Counted in columns, masked ones included, as by transformers' own masks.
-            mask = mask & (self.ends[:, None] - self.columns < window)
+            mask = mask & (self.ends[:, None] - self.columns < rule.window)
+        if rule.chunk is not None:
+            mask = mask & self.same_chunk(rule.chunk)[:, None]
         if self.key_bias is not None and self.bias is None:
             by_position = self.key_bias(len(self.columns), query)  # [heads, positions]
             self.bias = by_position[:, self.positions].transpose(0, 1)[:, :, None]
-        if softcap or self.bias is not None:
-            output = dense(query, keys, values, mask, scale, softcap, self.bias)
+        if rule.softcap or rule.sinks is not None or self.bias is not None:
+            output = dense(query, keys, values, mask, rule, self.bias)
         else:
             output = torch_attention(query, keys, values, attn_mask=mask, scale=scale)
         return output.transpose(1, 2)

@@ -1,7 +1,8 @@
 """Attention within the trees of a token stream.
 
-Attention never crosses trees. All tokens of the stream attend to a cached prefix. Sliding windows are measured by depth
-in the tree. Caps on attention scores are always applied, as in a model's eager attention.
+Attention never crosses trees. All tokens of the stream attend to a cached prefix. Sliding windows and chunks are
+measured by depth in the tree. Caps on attention scores are always applied, as in a model's eager attention. Attention
+sinks take their share of a token's weight after its attention, by the log-sum-exp of its scores.
 
 On a GPU the stream is cut into paths without branches. Each path is a sequence of a variable-length kernel: its keys
 are its ancestors and itself, so that causal attention aligned with the last key needs no mask.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,13 +28,13 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.bias import CausalVariant
 
-from llmfoundry_gauntlet.engine.attention import KeyBias, to_device, torch_attention
+from llmfoundry_gauntlet.engine.attention import AttentionRule, KeyBias, to_device, torch_attention
 from llmfoundry_gauntlet.engine.trees import Stream
 from llmfoundry_gauntlet.types import Ints
 
 # Flash attention for packed sequences; before torch 2.15 it takes no groups of heads, or does not exist.
 try:
-    from torch.nn.attention.varlen import varlen_attn  # type: ignore[import-not-found]
+    from torch.nn.attention.varlen import AuxRequest, varlen_attn  # type: ignore[import-not-found]
 except ImportError:
     HAS_PUBLIC_FLASH = False
 else:
@@ -108,7 +109,8 @@ class TreeLayout:
     is_cached: bool = False
     key_bias: KeyBias | None = None
     next_layer: int = 0  # counts the attention calls of a forward
-    masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int, int | None, int | None], torch.Tensor] = field(default_factory=dict)
+    calls_by_chunk: dict[int | None, list[PackedCall]] = field(default_factory=dict)
     bias: torch.Tensor | None = None
     columns: torch.Tensor | None = None  # of biased keys
 
@@ -141,27 +143,27 @@ class TreeLayout:
         return spans_of(self.stream, self.device)
 
     @cached_property
-    def packed_calls(self) -> list[PackedCall]:
-        """Return the calls of the variable-length kernel."""
-        return packed_calls(self.stream, self.device)
+    def query_positions(self) -> torch.Tensor:
+        """Return the positions of the stream's tokens in their sequences, int32 [1, T]."""
+        return self.depths[None, self.num_cached :]
 
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        scaling: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
+    def packed_calls(self, chunk: int | None) -> list[PackedCall]:
+        """Return the calls of the variable-length kernel; layers share them."""
+        if chunk not in self.calls_by_chunk:
+            self.calls_by_chunk[chunk] = packed_calls(self.stream, self.device, chunk)
+        return self.calls_by_chunk[chunk]
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
         """Return the attention output of the next layer for a stream, which is one row (see `Attention`)."""
         layer = self.next_layer
         self.next_layer += 1
         width = value.shape[-1]
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        if window is not None and window >= self.longest:
-            window = None
+        rule = replace(
+            rule,
+            scaling=rule.scale(query),
+            window=self._if_shorter(rule.window),
+            chunk=self._if_shorter(rule.chunk),
+        )
 
         if self.is_cached:
             self.prefix[layer] = (key.clone(), value.clone())
@@ -171,32 +173,41 @@ class TreeLayout:
             value = torch.cat([prefix_value, value], dim=2)
 
         bias = None if self.key_bias is None else self._bias(self.key_bias, query)
-        if softcap:
+        if rule.softcap:
             # No kernel has a cap.
             key, value = for_each_head(query, key, value)
-            return self._attend_capped(query, key, value, scale, window, softcap, bias)
+            return self._attend_capped(query, key, value, rule, bias)
+        query, key, value = of_one_width(query, key, value)
         if bias is not None:
             key, value = for_each_head(query, key, value)
-            query, key, value = self._biased(bias, query, key, value, scale)
+            query, key, value = self._biased(bias, query, key, value, rule.scale(query))
         if query.is_cuda:
-            output = attend_packed(query, key, value, self.packed_calls, scale, window)
+            output = attend_packed(query, key, value, self.packed_calls(rule.chunk), rule)
         else:
             key, value = for_each_head(query, key, value)
-            output = self._attend_by_spans(query, key, value, scale, window)
-        return output[..., :width]  # without the columns that a bias added
+            output = self._attend_by_spans(query, key, value, rule)
+        return output[..., :width]  # without the columns that a bias, or a wider key, added
+
+    def _if_shorter(self, limit: int | None) -> int | None:
+        """Return a window or a chunk if it is shorter than some sequence, so that it matters."""
+        return limit if limit is not None and limit < self.longest else None
 
     def _attend_by_spans(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: AttentionRule
     ) -> torch.Tensor:
         """Return the attention output, shape [1, T, heads, width], by torch's function for each span."""
-        chains_are_causal = window is None and not self.num_cached
+        scale = rule.scale(query)
+        chains_are_causal = rule.window is None and rule.chunk is None and not self.num_cached
         output = torch.empty_like(query.transpose(1, 2))
         for index, span in enumerate(self.spans):
             queries, keys, values = query[:, :, span.start : span.stop], span.of(key, 2), span.of(value, 2)
-            if chains_are_causal and span.chain:  # faster than with a mask
-                of_span = torch_attention(queries, keys, values, is_causal=True, scale=scale)
+            is_causal = chains_are_causal and span.chain  # faster than with a mask
+            mask = None if is_causal else self.mask(index, rule.window, rule.chunk)
+            if rule.sinks is None:
+                of_span = torch_attention(queries, keys, values, attn_mask=mask, is_causal=is_causal, scale=scale)
             else:
-                of_span = torch_attention(queries, keys, values, attn_mask=self.mask(index, window), scale=scale)
+                of_span, logsumexp = attend_with_logsumexp(queries, keys, values, mask, scale)
+                of_span = with_sinks(of_span, logsumexp, rule.sinks[:, None])
             output[:, span.start : span.stop] = of_span.transpose(1, 2)
         return output
 
@@ -205,17 +216,17 @@ class TreeLayout:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float,
+        rule: AttentionRule,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the attention output, shape [1, T, heads, width], by matrices of capped scores for each span."""
-        output = torch.empty_like(query.transpose(1, 2))
+        _, num_heads, length, _ = query.shape
+        output = query.new_empty(1, length, num_heads, value.shape[-1])
         for index, span in enumerate(self.spans):
             queries, keys, values = query[:, :, span.start : span.stop], span.of(key, 2), span.of(value, 2)
             biases = None if bias is None else span.of(bias, 1)[:, None]
-            of_span = dense(queries, keys, values, self.mask(index, window), scale, softcap, biases)
+            mask = self.mask(index, rule.window, rule.chunk)
+            of_span = dense(queries, keys, values, mask, rule, biases)
             output[:, span.start : span.stop] = of_span.transpose(1, 2)
         return output
 
@@ -255,14 +266,14 @@ class TreeLayout:
             remainder = remainder - columns[0, :, :, column]
         return columns
 
-    def mask(self, index: int, window: int | None) -> torch.Tensor:
+    def mask(self, index: int, window: int | None, chunk: int | None) -> torch.Tensor:
         """Return the mask of a span, boolean [queries, keys], the cached prefix first; layers share it."""
-        mask = self.masks.get((index, window))
+        mask = self.masks.get((index, window, chunk))
         if mask is None:
-            mask = self.masks[index, window] = self._mask(self.spans[index], window)
+            mask = self.masks[index, window, chunk] = self._mask(self.spans[index], window, chunk)
         return mask
 
-    def _mask(self, span: Span, window: int | None) -> torch.Tensor:
+    def _mask(self, span: Span, window: int | None, chunk: int | None) -> torch.Tensor:
         places = torch.arange(len(self.ends), device=self.ends.device)
         queries = slice(self.num_cached + span.start, self.num_cached + span.stop)
         query_places = places[queries, None]
@@ -272,6 +283,8 @@ class TreeLayout:
         seen = is_before & is_ancestor
         if window is not None:
             seen &= self.depths[queries, None] - span.of(self.depths, 0) < window
+        if chunk is not None:
+            seen &= self.depths[queries, None] // chunk == span.of(self.depths, 0) // chunk
         return seen
 
 
@@ -358,16 +371,26 @@ class _Path(NamedTuple):
     keys: Ints
 
 
-def packed_calls(stream: Stream, device: torch.device) -> list[PackedCall]:
-    """Return calls that hold the stream's paths without branches, each with at most MAX_KEYS keys if possible."""
-    starts = np.concatenate([[0], breaks_of(stream.depths)])
+def packed_calls(stream: Stream, device: torch.device, chunk: int | None = None) -> list[PackedCall]:
+    """Return calls that hold the stream's paths without branches, each with at most MAX_KEYS keys if possible.
+
+    With `chunk`, paths end where a chunk does, and their keys are those of their own chunk.
+    """
+    starts = np.union1d([0], breaks_of(stream.depths))
+    if chunk is not None:
+        starts = np.union1d(starts, np.flatnonzero(stream.depths % chunk == 0))
     stops = np.append(starts[1:], len(stream.tokens))
+    num_cached = int(stream.depths[0])
+    depth_of_key = np.concatenate([np.arange(num_cached), stream.depths])
     tree_of_path = np.searchsorted(stream.tree_starts, starts, side='right') - 1
     firsts = stream.tree_starts[tree_of_path]
     groups: list[list[_Path]] = []
     num_keys = 0  # of the last group
     for first, start, stop in zip(firsts.tolist(), starts.tolist(), stops.tolist(), strict=True):
-        path = _Path(start, stop, path_to(stream, first, start, stop))
+        keys = path_to(stream, first, start, stop)
+        if chunk is not None:
+            keys = keys[depth_of_key[keys] // chunk == stream.depths[start] // chunk]
+        path = _Path(start, stop, keys)
         if not groups or num_keys + len(path.keys) > MAX_KEYS:
             groups.append([])
             num_keys = 0
@@ -380,8 +403,8 @@ def packed_call(paths: Sequence[_Path], length: int, device: torch.device) -> Pa
     """Return the call of paths in a stream of this length."""
     num_queries = [path.stop - path.start for path in paths]
     num_keys = [len(path.keys) for path in paths]
-    # If the paths are all of the stream and have no ancestors, the keys are the stream's as they are.
-    is_whole = sum(num_keys) == length and num_queries == num_keys
+    # If the paths are all of the stream, without ancestors or a cached prefix, the keys are the stream's as they are.
+    is_whole = sum(num_keys) == length and num_queries == num_keys and paths[0].keys[0] == 0
     return PackedCall(
         start=paths[0].start,
         stop=paths[-1].stop,
@@ -407,26 +430,72 @@ def for_each_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -
     return key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
 
 
+def of_one_width(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return query, key and value with heads of one width: the narrower get columns of zeros.
+
+    Kernels want it. Latent attention (arXiv 2405.04434) has narrower values, differential attention wider ones.
+    """
+    missing = query.shape[-1] - value.shape[-1]
+    if missing > 0:
+        value = functional.pad(value, (0, missing))
+    elif missing < 0:
+        query, key = functional.pad(query, (0, -missing)), functional.pad(key, (0, -missing))
+    return query, key, value
+
+
+def attend_with_logsumexp(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the attention of one span on a CPU, and the log-sum-exp of its scores, float32 [1, heads, T].
+
+    Causal if there is no mask. This is the operator that torch's function calls, which hides the second:
+    `_scaled_dot_product_flash_attention_for_cpu` in docs/compatibility.md.
+    """
+    added = None
+    if mask is not None:
+        added = queries.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
+    output: torch.Tensor
+    logsumexp: torch.Tensor
+    output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        queries,
+        keys,
+        values,
+        0.0,  # dropout
+        mask is None,
+        attn_mask=added,
+        scale=scale,
+    )
+    return output, logsumexp
+
+
+def with_sinks(output: torch.Tensor, logsumexp: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Return an attention output [..., width] after a sink took its share of the weights.
+
+    `logsumexp` [...] is of the scores without the sink, and `sinks`, which may be broadcast, are its scores.
+    """
+    share = (logsumexp - sinks.float()).sigmoid()  # of the keys: 1 / (1 + exp(sink) / sum(exp(scores)))
+    scaled: torch.Tensor = (output * share[..., None]).to(output.dtype)
+    return scaled
+
+
 def attend_packed(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    calls: Sequence[PackedCall],
-    scale: float,
-    window: int | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, calls: Sequence[PackedCall], rule: AttentionRule
 ) -> torch.Tensor:
     """Return the attention of packed sequences, shape [1, T, heads, width]; heads may be padded to a multiple of 8."""
+    scale = rule.scale(query)
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # [tokens, heads, width]
     padding = -query.shape[-1] % WIDTHS
     if padding:
         queries, keys, values = (functional.pad(states, (0, padding)) for states in (queries, keys, values))
-    outputs = [attend_call(queries, keys, values, call, scale, window) for call in calls]
+    outputs = [attend_call(queries, keys, values, call, replace(rule, scaling=scale)) for call in calls]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output[None]
 
 
 def attend_call(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: PackedCall, scale: float, window: int | None
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: PackedCall, rule: AttentionRule
 ) -> torch.Tensor:
     """Return the attention of the sequences of one call, given the queries, keys and values of all.
 
@@ -434,41 +503,55 @@ def attend_call(
     """
     if call.keys is not None:
         keys, values = keys[call.keys], values[call.keys]
-    return call_kernel(queries[call.start : call.stop], keys, values, call, scale, window)
+    output, logsumexp = call_kernel(queries[call.start : call.stop], keys, values, call, rule)
+    return output if rule.sinks is None else with_sinks(output, logsumexp, rule.sinks)
 
 
 def call_kernel(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: PackedCall, scale: float, window: int | None
-) -> torch.Tensor:
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, call: PackedCall, rule: AttentionRule
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Call a variable-length kernel of torch: flash attention in half precision, memory-efficient attention otherwise.
+
+    Return the output and, if there are sinks, the log-sum-exp of each token's scores, float32 [tokens, heads].
 
     Both align causal masks with the last key. Below torch 2.15 flash attention is a private operator, as
     memory-efficient attention is in all versions: `_flash_attention_forward` in docs/compatibility.md.
     """
     lengths = (call.bounds, call.key_bounds, call.longest, call.longest_key)
+    scale, window, has_sinks = rule.scale(queries), rule.window, rule.sinks is not None
     output: torch.Tensor
+    logsumexp: torch.Tensor
     if queries.dtype in (torch.float16, torch.bfloat16) and queries.shape[-1] <= MAX_FLASH_WIDTH:
         keys_to_the_left = None if window is None else window - 1
         if HAS_PUBLIC_FLASH:
             left = -1 if keys_to_the_left is None else keys_to_the_left
-            output = varlen_attn(queries, keys, values, *lengths, scale=scale, window_size=(left, 0), enable_gqa=True)
-            return output
-        output = torch.ops.aten._flash_attention_forward(
-            queries,
-            keys,
-            values,
-            *lengths,
-            0.0,  # dropout
-            True,  # causal
-            False,  # no debug mask
-            scale=scale,
-            window_size_left=keys_to_the_left,
-        )[0]
-        return output
+            output, logsumexp = varlen_attn(
+                queries,
+                keys,
+                values,
+                *lengths,
+                return_aux=AuxRequest(lse=True),
+                scale=scale,
+                window_size=(left, 0),
+                enable_gqa=True,
+            )
+        else:
+            output, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
+                queries,
+                keys,
+                values,
+                *lengths,
+                0.0,  # dropout
+                True,  # causal
+                False,  # no debug mask
+                scale=scale,
+                window_size_left=keys_to_the_left,
+            )
+        return output, logsumexp.T  # of [heads, tokens]
     groups = queries.shape[1] // keys.shape[1]
     if groups > 1:  # memory-efficient attention has no groups of heads
         keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-    output = torch.ops.aten._efficient_attention_forward(
+    output, logsumexp, *_ = torch.ops.aten._efficient_attention_forward(
         queries[None],
         keys[None],
         values[None],
@@ -476,10 +559,18 @@ def call_kernel(
         *lengths,
         0.0,  # dropout
         int(CausalVariant.LOWER_RIGHT),
+        has_sinks,
         scale=scale,
         window_size=window,
-    )[0]
-    return output[0]
+    )
+    return output[0], unpadded(logsumexp, call.bounds, len(queries)) if has_sinks else logsumexp
+
+
+def unpadded(values: torch.Tensor, bounds: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """Return [tokens, heads] of values [sequences, heads, longest] whose sequences have these cumulative lengths."""
+    tokens = torch.arange(num_tokens, device=values.device)
+    sequence = torch.searchsorted(bounds[1:], tokens, right=True)
+    return values[sequence, :, tokens - bounds[sequence]]
 
 
 def dense(
@@ -487,14 +578,15 @@ def dense(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,
-    scale: float,
-    softcap: float | None,
+    rule: AttentionRule,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute attention from an explicit matrix of scores, with an optional bias added in float32.
 
-    With `softcap` the scores first become `softcap * tanh(scores / softcap)`, as in Gemma 2 (arXiv 2408.00118).
+    The mask says all about windows. With a cap, scores first become `softcap * tanh(scores / softcap)`.
     """
+    scale, softcap = rule.scale(queries), rule.softcap
+    num_keys = keys.shape[2]
     outputs = []
     for start in range(0, queries.shape[2], MAX_QUERIES):
         chunk = slice(start, start + MAX_QUERIES)  # so that no matrix of scores is large
@@ -504,6 +596,9 @@ def dense(
         if bias is not None:
             scores = scores + bias
         scores = scores.masked_fill(~mask[..., chunk, :], float('-inf'))
-        weights = scores.softmax(dim=-1, dtype=torch.float32)
+        if rule.sinks is not None:
+            of_sinks = rule.sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+            scores = torch.cat([scores, of_sinks], dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32)[..., :num_keys]
         outputs.append(weights.to(values.dtype) @ values)
     return torch.cat(outputs, dim=2)

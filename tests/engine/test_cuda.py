@@ -216,8 +216,9 @@ def test_a_layer_calls_one_kernel_of_attention(name: str, precision: str, kernel
         (
             '_efficient_attention_forward',
             'query key value bias cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p custom_mask_type '
-            'scale window_size',
+            'compute_log_sumexp scale window_size',
         ),
+        ('_scaled_dot_product_flash_attention_for_cpu', 'query key value dropout_p is_causal attn_mask scale'),
     ],
 )
 def test_private_operators_of_torch_have_the_arguments_that_they_are_given(operator: str, arguments: str):
@@ -227,7 +228,8 @@ def test_private_operators_of_torch_have_the_arguments_that_they_are_given(opera
 
     names = [argument.name for argument in schema.arguments]
     assert [name for name in names if name in given] == given
-    by_position = [name for name in given if name not in ('scale', 'window_size_left', 'window_size')]
+    by_keyword = ('attn_mask', 'scale', 'window_size_left', 'window_size')
+    by_position = [name for name in given if name not in by_keyword]
     assert names[: len(by_position)] == by_position
     optional = [argument.has_default_value() for argument in schema.arguments if argument.name not in given]
     assert all(optional), names

@@ -18,6 +18,7 @@ from transformers.models.falcon.modeling_falcon import FalconAttention
 from llmfoundry_gauntlet.engine import attention as attending
 from llmfoundry_gauntlet.engine import model as running
 from llmfoundry_gauntlet.engine import probe as probing
+from llmfoundry_gauntlet.engine import tree_attention as tree_attending
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.probe import probe
@@ -251,11 +252,11 @@ def test_a_window_by_stream_position_is_rejected(monkeypatch):
 
     mask_by_depth = TreeLayout._mask
 
-    def mask_by_position(self, span, window):
+    def mask_by_position(self, span, window, chunk):
         depths = self.depths
         self.depths = torch.arange(len(depths))
         try:
-            return mask_by_depth(self, span, window)
+            return mask_by_depth(self, span, window, chunk)
         finally:
             self.depths = depths
 
@@ -382,10 +383,17 @@ def test_mixed_precision_follows_the_run(name: str):
 @pytest.mark.parametrize(
     ('argument', 'is_known'),
     [
-        ({'s_aux': torch.zeros(4)}, False),  # attention sinks, of gpt-oss
+        # Of the sparse attention of DeepSeek 3.2 and Hunyuan 4, of BERT's kin, and one that nobody has yet.
+        ({'indices': torch.zeros(1, 1, 1, dtype=torch.long)}, False),
+        ({'block_indices': torch.zeros(1, 1, 1, dtype=torch.long)}, False),
+        ({'position_bias': torch.zeros(1, 4, 1, 1)}, False),
+        ({'temperature': 2.0}, False),
+        ({'indices': None}, True),
         ({'s_aux': None}, True),
+        ({'is_causal': None}, True),
         ({'dropout': 0.0}, True),
     ],
+    ids=lambda value: ' '.join(value) if isinstance(value, dict) else 'known' if value else 'unknown',
 )
 def test_an_argument_of_attention_that_the_stream_does_not_know_is_the_reason_for_padded_rows(
     monkeypatch: pytest.MonkeyPatch, argument: dict[str, object], is_known: bool
@@ -394,12 +402,83 @@ def test_an_argument_of_attention_that_the_stream_does_not_know_is_the_reason_fo
     attention = attending.attend_by_name
 
     def with_argument(*arguments, **more):
-        return attention(*arguments, **more, **argument)
+        return attention(*arguments, **{**more, **argument})
 
-    more_names = [name for name in argument if name != 'dropout']  # which every model gives
-    monkeypatch.setitem(AttentionInterface._global_mapping, attending.NAME, with_argument if more_names else attention)
+    monkeypatch.setitem(AttentionInterface._global_mapping, attending.NAME, with_argument)
 
     probe_result, _ = probed(networks.network('llama'))
 
+    (name,) = argument
     assert probe_result.layout == (STREAM if is_known else PADDED_ROWS)
-    assert is_known or 'token stream: s_aux is not supported' in probe_result.reason
+    assert is_known or f'token stream: {name} is not supported' in probe_result.reason
+
+
+def attention_without(left_out: str) -> Callable[..., object]:
+    """Return an attention by name that knows of no such part of the rule."""
+    attend = attending.attend
+
+    def attend_without(query, key, value, rule):
+        return attend(query, key, value, replace(rule, **{left_out: None}))
+
+    return attend_without
+
+
+def unscaled(module, query):
+    return query
+
+
+def of_narrowest_width(query, key, value):
+    narrowest = min(query.shape[-1], value.shape[-1])
+    return query[..., :narrowest], key[..., :narrowest], value
+
+
+# What a family needs of the engine's attention, and something wrong in its place: an object or table, a name, a value.
+WRONG_PARTS = {
+    'gpt_oss without sinks': ('gpt_oss', attending, 'attend', attention_without('sinks')),
+    'gpt_oss without windows': ('gpt_oss', attending, 'attend', attention_without('window')),
+    'deepseek_v3 with queries as narrow as values': (
+        'deepseek_v3',
+        tree_attending,
+        'of_one_width',
+        of_narrowest_width,
+    ),
+    'llama4 without chunks': ('llama4', attending, 'attend', attention_without('chunk')),
+    'llama4 without scaled queries': ('llama4', attending.QUERY_SCALES, 'Llama4TextAttention', unscaled),
+    'phimoe without its window': ('phimoe', attending, 'rule_of', lambda _: (None, None)),
+    'gemma2 without caps': ('gemma2', attending, 'attend', attention_without('softcap')),
+    'gemma2 without windows': ('gemma2', attending, 'attend', attention_without('window')),
+}
+
+
+@pytest.mark.parametrize('case', [case for case, (name, *_) in WRONG_PARTS.items() if name in networks.FAMILIES])
+def test_the_stream_without_a_part_that_a_family_needs_is_refused(monkeypatch: pytest.MonkeyPatch, case: str):
+    """So that no family gets scores from an attention that leaves something out. Mutations: those of the table."""
+    name, owner, attribute, wrong = WRONG_PARTS[case]
+    assert LAYOUT_OF[name] == STREAM
+    if isinstance(owner, dict):
+        monkeypatch.setitem(owner, attribute, wrong)
+    else:
+        monkeypatch.setattr(owner, attribute, wrong)
+
+    probe_result, _ = probed(networks.network(name))
+
+    assert probe_result.layout == PADDED_ROWS
+    assert 'nats off' in probe_result.reason
+
+
+@pytest.mark.skipif(networks.IS_TRANSFORMERS_5, reason='the table of transformers 5 is by positions')
+def test_phimoe_with_frequencies_by_the_length_of_a_forward_stays_in_padded_rows():
+    """Its rotary embedding of 4.53 sees the number of tokens in the stream alone. Mutation: no `Unsupported`."""
+    scaling = {
+        'rope_type': 'longrope',
+        'short_factor': [1.0] * 4,
+        'long_factor': [2.0] * 4,
+        'short_mscale': 1.0,
+        'long_mscale': 1.2,
+        'original_max_position_embeddings': 1000,
+    }
+
+    probe_result, _ = probed(networks.network('phimoe', rope_scaling=scaling))
+
+    assert probe_result.layout == PADDED_ROWS
+    assert 'rope_scaling' in probe_result.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import networks
@@ -11,11 +12,14 @@ import torch
 from generations import LONGEST, Letters
 from networks import CPU
 
+from llmfoundry_gauntlet.engine import attention as attending
+from llmfoundry_gauntlet.engine import kv_cache
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM, GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
-from llmfoundry_gauntlet.engine.kv_cache import KVCache
+from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.probe import NAMES, Probe, probe_generation
+from llmfoundry_gauntlet.engine.tree_attention import dense
 from llmfoundry_gauntlet.errors import ModelError
 
 LONG_WINDOW = 40
@@ -98,6 +102,47 @@ def test_a_silently_wrong_layout_is_not_used(name: str, fault: Callable, dtype: 
 
     assert probe_result.layout == CACHE, probe_result.reason
     assert probe_result.certain
+    assert f'{NAMES[PROMPT_STREAM]} ' in probe_result.reason
+    assert ' off' in probe_result.reason
+
+
+def every_chunk(attention: CachedAttention, chunk: int) -> torch.Tensor:
+    """Let queries see all chunks."""
+    return torch.ones(1, 1, len(attention.columns), dtype=torch.bool)
+
+
+def columns_of_queries(attention: CachedAttention) -> torch.Tensor:
+    """Count positions from the first column of the cache, as if all rows began there."""
+    return attention.ends.expand(len(attention.seen), -1)
+
+
+def without_sinks(queries, keys, values, mask, rule, bias) -> torch.Tensor:
+    return dense(queries, keys, values, mask, replace(rule, sinks=None), bias)
+
+
+def without_caps(queries, keys, values, mask, rule, bias) -> torch.Tensor:
+    return dense(queries, keys, values, mask, replace(rule, softcap=None), bias)
+
+
+WRONG_STEPS = {
+    'llama4 without chunks': ('llama4', CachedAttention, 'same_chunk', every_chunk),
+    'llama4 scaled by column': ('llama4', CachedAttention, 'query_positions', property(columns_of_queries)),
+    'gpt_oss without sinks': ('gpt_oss', kv_cache, 'dense', without_sinks),
+    'phimoe without windows': ('phimoe', attending, 'rule_of', lambda _: (None, None)),
+    'gemma2 without caps': ('gemma2', kv_cache, 'dense', without_caps),
+}
+
+
+@pytest.mark.parametrize('case', [case for case, (name, *_) in WRONG_STEPS.items() if name in networks.FAMILIES])
+def test_steps_without_a_part_that_a_family_needs_are_refused(case: str, monkeypatch: pytest.MonkeyPatch):
+    """Generation then uses a slower layout that is right. Mutations: those of the table."""
+    name, owner, attribute, wrong = WRONG_STEPS[case]
+    assert probed(networks.network(name)).layout == PROMPT_STREAM
+    monkeypatch.setattr(owner, attribute, wrong)
+
+    probe_result = probed(networks.network(name))
+
+    assert probe_result.layout != PROMPT_STREAM
     assert f'{NAMES[PROMPT_STREAM]} ' in probe_result.reason
     assert ' off' in probe_result.reason
 

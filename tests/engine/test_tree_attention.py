@@ -9,10 +9,11 @@ import torch
 from networks import CPU, PREFIX_BUDGET, draw, request
 
 from llmfoundry_gauntlet.engine import tree_attention as attending
-from llmfoundry_gauntlet.engine.attention import attend_by_name
+from llmfoundry_gauntlet.engine.attention import AttentionRule, attend_by_name
+from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import plan
-from llmfoundry_gauntlet.engine.tree_attention import packed_calls, spans_of
+from llmfoundry_gauntlet.engine.tree_attention import TreeLayout, packed_calls, spans_of
 from llmfoundry_gauntlet.engine.trees import Stream, Tree, count_prefixes, lay_out_stream
 
 
@@ -23,11 +24,12 @@ def tree_of(requests) -> Tree:
 @pytest.mark.parametrize(
     ('block', 'queries', 'call'), [(1, 3, 0), (1, 512, 0), (512, 512, 6000), (64, 512, 6000), (40, 3, 50)]
 )
-@pytest.mark.parametrize('name', ['llama', 'gemma2', 'mistral, windows'])
+@pytest.mark.parametrize('name', ['llama', 'gemma2', 'mistral, windows', *networks.WITH_MORE_RULES])
 def test_attention_sees_only_ancestors(monkeypatch, name: str, block: int, queries: int, call: int):
     """Small trees in one call, as on a GPU; trees in many calls; few queries per mask.
 
-    Also with windows, which count by depth in the tree and reach into a cached prefix.
+    Also with windows and chunks, which count by depth in the tree and reach into a cached prefix; with sinks, values of
+    another width than the queries', and queries scaled by position.
 
     Mutations: a tree that sees its neighbour; `ends` left out of the mask; keys without those of the path; windows by
     position in the stream, or with depths after the prefix counted from 0.
@@ -115,6 +117,88 @@ def test_the_keys_of_packed_paths_begin_with_a_cached_prefix(monkeypatch):
             ([12, 13], [0, 1, 9, 10, 14, 15]),
         ]
     ]
+
+
+def test_packed_paths_end_with_their_chunk_and_have_its_keys_alone():
+    """Chunks of three positions. Mutations: keys of earlier chunks; a path over two chunks."""
+    (call,) = packed_calls(four_trees(), CPU, chunk=3)
+
+    queries = torch.arange(16).split(call.bounds.diff().tolist())
+    keys = torch.arange(16) if call.keys is None else call.keys
+    pairs = [
+        (of_path.tolist(), keys_of_path.tolist())
+        for of_path, keys_of_path in zip(queries, keys.split(call.key_bounds.diff().tolist()), strict=True)
+    ]
+    assert pairs == [
+        # The first path has positions 0 to 6, its branch 4 and 5, after position 3 of the context.
+        ([0, 1, 2], [0, 1, 2]),
+        ([3, 4, 5], [3, 4, 5]),
+        ([6], [6]),
+        ([7, 8], [3, 7, 8]),
+        ([9, 10, 11], [9, 10, 11]),
+        ([12, 13], [12, 13]),
+        ([14], [14]),
+        ([15], [15]),
+    ]
+
+
+def test_a_chunk_that_begins_after_a_cached_prefix_has_none_of_its_keys():
+    """Keys are numbered from the prefix on, which is a chunk of its own. Mutation: take all keys in their order."""
+    tree = tree_of([request(0, [1, 2, 3], [[4, 0]])])
+
+    (call,) = packed_calls(lay_out_stream([tree], num_cached=2), CPU, chunk=2)
+
+    assert call.keys is not None
+    assert call.keys.tolist() == [2, 3]
+
+
+# One query of two heads, with scores ln 1, ln 2 and ln 5 for three keys whose values are 1, 2 and 3.
+SCORES = np.log([1.0, 2.0, 5.0])
+# Sinks of weight 8, as much as all keys together, and of weight 0.
+SINKS = torch.tensor([np.log(8.0), -np.inf])
+MEANS = [(1 + 4 + 15) / 16, (1 + 4 + 15) / 8]
+
+
+def one_query_after_two_tokens(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return query, key and value [1, 2, 3, 8] of a chain of three tokens, of which the last has the scores above."""
+    query, key, value = torch.zeros(3, 1, 2, 3, 8, dtype=dtype)
+    query[..., 0] = 1
+    key[..., 0] = torch.from_numpy(SCORES)
+    value[..., 0] = torch.tensor([1.0, 2.0, 3.0])
+    return query, key, value
+
+
+@pytest.mark.parametrize('num_cached', [0, 2])
+@pytest.mark.parametrize('cap', [None, 1e6])  # far above the scores: the path of caps without an effect of theirs
+def test_a_sink_takes_its_share_of_the_weights(cap: float | None, num_cached: int):
+    """Under the causal mask of a chain, and under a mask of its own after a cached prefix.
+
+    Mutations: the sign of the sink; a sink for another head; no sink.
+    """
+    query, key, value = one_query_after_two_tokens()
+    tree = tree_of([request(0, [1, 2, 3], [[4]])])
+    prefix = {0: (key[:, :, :num_cached], value[:, :, :num_cached])}
+    layout = TreeLayout(lay_out_stream([tree], num_cached), CPU, prefix)
+
+    new = slice(num_cached, None)
+    rule = AttentionRule(scaling=1.0, sinks=SINKS, softcap=cap)
+    output = layout.attend(query[:, :, new], key[:, :, new], value[:, :, new], rule)
+
+    np.testing.assert_allclose(output[0, -1, :, 0], MEANS, rtol=1e-5)
+
+
+def test_a_sink_takes_its_share_of_the_weights_of_a_decoding_step():
+    """Mutation: no sink in the cache."""
+    query, key, value = one_query_after_two_tokens()
+    cache = KVCache(1, longest_context=2, device=CPU)
+    cache.enter([2], torch.ones(1, 2, dtype=torch.bool))
+    cache.take_stream({0: (key[:, :, :2], value[:, :, :2])}, torch.tensor([[0, 1]]))
+    cache.step()
+
+    attention = CachedAttention(cache, 1, None, counts_masked=False)
+    output = attention.attend(query[:, :, 2:], key[:, :, 2:], value[:, :, 2:], AttentionRule(scaling=1.0, sinks=SINKS))
+
+    np.testing.assert_allclose(output[0, 0, :, 0], MEANS, rtol=1e-5)
 
 
 def two_trees_with_long_branches(num_cached: int) -> Stream:
