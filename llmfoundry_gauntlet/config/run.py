@@ -86,11 +86,11 @@ class RunSettings(ModelSettings):
     def problems(self) -> Iterator[str]:
         """Yield a problem, beginning with its key, for each value that is not allowed."""
         yield from ModelSettings.problems(self)
-        choices = {'device': DEVICES, 'precision': PRECISIONS}
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            if value is not None and value not in allowed:
-                yield f'{name}: is {value!r}; allowed: {", ".join(allowed)}'
+        if self.device is not None and self.device not in DEVICES:
+            # Both are named: 'gpu' is the word most similar to 'tpu', and not what was meant.
+            yield f'device: is {self.device!r}; allowed: {", ".join(DEVICES)}'
+        if self.precision is not None and self.precision not in PRECISIONS:
+            yield f'precision: is {self.precision!r}{suggestion(self.precision, PRECISIONS)}'
         for name in self.loggers if isinstance(self.loggers, Mapping) else ():
             if name not in LOGGERS:
                 yield f"loggers: unknown key '{name}'{suggestion(str(name), LOGGERS)}"

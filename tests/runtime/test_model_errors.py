@@ -251,7 +251,7 @@ def test_quantised_weights(models: Path, tmp_path: Path, refused: Refused):
     ],
 )
 def test_a_missing_model(refused: Refused, name: str, problem: str):
-    assert refused(name).startswith(f'{name}: {problem}')
+    assert refused(name).startswith(f'--model: {name}: {problem}')
 
 
 def test_a_hub_that_cannot_be_reached_is_asked_once(models: Path, tmp_path: Path):
@@ -280,7 +280,7 @@ def test_a_folder_without_a_tokenizer(models: Path, tmp_path: Path, refused: Ref
     ('option', 'value', 'hint'),
     [
         # A tokenizer without a template, and one of another model.
-        ('--apply-chat-template', None, 'has no chat template; leave out apply_chat_template'),
+        ('--apply-chat-template', None, 'has no chat template; leave out --apply-chat-template'),
         ('--tokenizer', ROTARY, 'do not match: the tokenizer has 900 tokens with ids up to 899, '),
         # Values that are close to one that is allowed, or far from it.
         ('--precision', 'bf16', "did you mean 'amp_bf16'?"),
@@ -289,7 +289,7 @@ def test_a_folder_without_a_tokenizer(models: Path, tmp_path: Path, refused: Ref
         ('--dtype', 'int4', "is 'int4'; allowed: bfloat16, float16, float32"),
         ('--loggers', 'wanb', "did you mean 'wandb'?"),
         # A model that is here, and an adapter that is not.
-        ('--revision', 'v1', 'is on this machine; revision is only for a name'),
+        ('--revision', 'v1', 'is on this machine; --revision is only for a name'),
         ('--adapter', 'nowhere', 'nowhere: there is no such file or folder'),
     ],
 )

@@ -50,6 +50,10 @@ TREND_LEGEND = (
     'noise: variation between checkpoints; signal/noise: change over the run divided by it, where the slope is not '
     f'within its error (p below {CLEAR})'
 )
+NO_CHANCE_OF_CONSISTENCY = (
+    'consistency_rate has no chance level: a model that always gives the same letter agrees with itself too; read it '
+    'beside the accuracy'
+)
 NO_ERROR = 'no standard error, which takes two questions scored independently'
 ALIKE = 'no standard error, as all items have the same value'
 NO_COMPOSITE = 'composites over tasks without a score are absent'
@@ -91,13 +95,14 @@ def print_scores(evaluations: Sequence[Run], form: str = 'table', *, with_paths:
 def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None, *, with_errors: bool) -> Table:
     """Return the tasks by category, then averages and SCORE, with a column per evaluation.
 
-    For a single evaluation, the accuracies of guessing and of the majority class are shown beside tasks. Scores that
-    no evaluation has are not in the table but in its notes.
+    The accuracy of guessing is shown beside accuracies, and for a single evaluation that of the majority class beside
+    tasks. Scores that no evaluation has are not in the table but in its notes.
     """
     names = names or short_names([evaluation.folder for evaluation in evaluations])
     columns = [Column(name, with_error=with_errors) for name in names]
+    columns.append(Column('chance', absent=''))
     if len(evaluations) == 1:
-        columns += [Column('chance', absent=''), Column('majority', absent='')]
+        columns.append(Column('majority', absent=''))
 
     def heading(name: str) -> TableRow:
         return TableRow(name=name, cells=[''] * len(columns), is_bold=True)
@@ -120,7 +125,7 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
         title=f'{TITLE} ({banner})' if banner else TITLE,
         columns=columns,
         parts=[tasks, averages, [heading('SCORE'), *score] if score else []],
-        notes=[*score_notes(evaluations), *absences(headline_cells(evaluations))],
+        notes=[*score_notes(evaluations), *consistency_notes(evaluations), *absences(headline_cells(evaluations))],
     )
 
 
@@ -148,9 +153,9 @@ def rows_by_kind(evaluations: Sequence[Run]) -> dict[str, dict[str, TableRow | N
             continue
         cells: list[Cell] = [*scores]
         is_task = kind == 'task'
+        cells.append(common_chance(scores))
         if is_single:
-            (score,) = scores
-            cells += [None if score is None else score.chance, majority.get(name) if is_task else None]
+            cells.append(majority.get(name) if is_task else None)
         rows[kind][name] = TableRow(
             name=name,
             cells=cells,
@@ -160,6 +165,12 @@ def rows_by_kind(evaluations: Sequence[Run]) -> dict[str, dict[str, TableRow | N
             note=shortened.get(name, '') if is_task else '',
         )
     return rows
+
+
+def common_chance(scores: Sequence[ScoreRow | None]) -> float | None:
+    """Return the accuracy of guessing; None if there is none, or if it differs, as between subsets of questions."""
+    chances = {score.chance for score in scores if score is not None}
+    return chances.pop() if len(chances) == 1 else None
 
 
 def notes_on_shortened(evaluations: Sequence[Run]) -> dict[str, str]:
@@ -227,6 +238,14 @@ def score_notes(evaluations: Sequence[Run]) -> list[str]:
     if unofficial:
         notes.append(f'unofficial copies of the data: {", ".join(unofficial)}')
     return notes
+
+
+def consistency_notes(evaluations: Sequence[Run]) -> list[str]:
+    """Return why consistency has no value for guesses, where it is shown for questions with options."""
+    shown = [row for evaluation in evaluations for row in evaluation.headline.values()]
+    with_options = {row.name for row in shown if row.metric == 'accuracy' and row.chance is not None}
+    is_shown = any(row.metric == 'consistency_rate' and row.name in with_options for row in shown)
+    return [NO_CHANCE_OF_CONSISTENCY] if is_shown else []
 
 
 def limit_notes(evaluation: Run) -> list[str]:

@@ -454,7 +454,7 @@ def test_a_page_never_replaces_a_folder(gauntlet, runs: dict[str, Path], tmp_pat
     status, _, err = gauntlet('report', runs['a'], '--out', tmp_path, '--overwrite')
 
     assert status == 2
-    assert f'{tmp_path}: ' in err
+    assert f'--out: {tmp_path} ' in err
 
 
 def test_a_page_has_at_most_8_runs(gauntlet, runs: dict[str, Path], tmp_path: Path):

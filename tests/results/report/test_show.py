@@ -21,6 +21,7 @@ from recorded_runs import (
     BATCHES,
     CHOICES,
     LINES,
+    QUESTIONS,
     RIDDLES,
     ROWS,
     TOPICS,
@@ -125,6 +126,30 @@ def test_only_accuracies_have_a_chance(shown, runs: dict[str, Path]):
     assert set(chance.values()) == {''}
 
 
+def test_accuracies_of_score_have_the_chance_of_guessing_beside_them(shown, runs: dict[str, Path], changed):
+    """Mutation: the chance of one run beside several, whose questions may have other numbers of options."""
+    alone = rows_of_markdown(shown(runs['a'], form='markdown'))
+    of_two = rows_of_markdown(shown(runs['a'], runs['b'], form='markdown'))
+    other = changed({})
+    with edited(other) as record:
+        record['score']['agieval']['chance'] = 0.2
+    of_others = rows_of_markdown(shown(runs['a'], other, form='markdown'))
+
+    chance = f'{1 / len(QUESTIONS[0]["options"]):.3f}'
+    assert [alone['agieval prompt accuracy'][2], of_two['agieval prompt accuracy'][4]] == [chance, chance]
+    assert [alone['agieval prompt consistency_rate'][2], of_two['agieval prompt consistency_rate'][4]] == ['', '']
+    assert of_others['agieval prompt accuracy'][4] == ''
+
+
+def test_a_note_says_why_consistency_has_no_chance_only_where_accuracy_has_one(shown, runs: dict[str, Path], changed):
+    of_problems = changed({})
+    with edited(of_problems) as record:
+        record['score']['agieval']['chance'] = None  # as of MATH, whose answers are no options
+
+    assert 'consistency_rate has no chance' in shown(runs['a'])
+    assert 'consistency_rate has no chance' not in shown(of_problems)
+
+
 def test_run_with_json_prints_only_json(gauntlet, make_run, data: Path, tmp_path: Path):
     make_run('answers of lines', [LINES])  # which leaves its answers and tasks
     words = ('--outputs', tmp_path / 'answers.jsonl', '--tasks', tmp_path / 'tasks.yaml')
@@ -198,8 +223,8 @@ def test_markdown_of_a_training_has_a_column_and_an_error_for_each_checkpoint(sh
 
     rows = rows_of_markdown(shown(training, form='markdown'))
 
-    assert rows[''] == header
-    assert rows[LINES] == accuracies
+    assert rows[''] == [*header, 'chance']
+    assert rows[LINES] == [*accuracies, f'{BASELINES[LINES]:.3f}']
 
 
 def test_the_terminal_shows_composites_at_the_end_and_where_the_files_are(shown, runs: dict[str, Path]):
@@ -240,7 +265,7 @@ def test_duplicate_runs_are_shown_once_and_named_by_what_differs(shown, runs, tm
 
     header = rows_of_markdown(shown(first, second, tmp_path, form='markdown'))['']
 
-    assert header == ['a', 'error', 'b', 'error']
+    assert header == ['a', 'error', 'b', 'error', 'chance']
 
 
 def test_markdown_syntax_in_names_is_escaped(shown, runs: dict[str, Path], tmp_path: Path):
