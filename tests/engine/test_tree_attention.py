@@ -6,6 +6,8 @@ import networks
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from networks import CPU, PREFIX_BUDGET, draw, request
 
 from llmfoundry_gauntlet.engine import tree_attention as attending
@@ -42,6 +44,27 @@ def test_attention_sees_only_ancestors(monkeypatch, name: str, block: int, queri
     model = networks.network(name)
     outputs = networks.run(CausalLanguageModel(model, device=CPU), plan(requests, tokens_per_batch=PREFIX_BUDGET))
     networks.check_against_bare_forwards(model, requests, outputs)
+
+
+# Of two tokens, so that many share prefixes, which end before, at and after the ends of windows and chunks.
+prefixes = st.lists(st.sampled_from([3, 4]), min_size=1, max_size=3 * networks.WINDOW)
+choices = st.lists(st.lists(st.sampled_from([3, 4, 5]), min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize('name', networks.WITH_MORE_RULES)
+@given(parts=st.lists(st.tuples(prefixes, choices), min_size=1, max_size=6), tokens_per_batch=st.integers(30, 200))
+@settings(max_examples=12, derandomize=True)
+def test_any_trees_have_the_scores_of_bare_forwards(
+    name: str, parts: list[tuple[list[int], list[list[int]]]], tokens_per_batch: int
+):
+    """Mutations: a window one token longer; chunks that begin one token later; no sink; values padded on the left."""
+    model = networks.network(name)
+    requests = [request(row, context, continuations) for row, (context, continuations) in enumerate(parts)]
+
+    outputs = networks.run(CausalLanguageModel(model, device=CPU), plan(requests, tokens_per_batch=tokens_per_batch))
+
+    expected = networks.sums_alone(model, requests)
+    np.testing.assert_allclose(networks.sums_of(outputs, requests), expected, rtol=0, atol=1e-4)
 
 
 def four_trees() -> Stream:
