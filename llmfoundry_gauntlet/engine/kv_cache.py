@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import masking_utils
 from transformers.cache_utils import Cache
 
 from llmfoundry_gauntlet.engine.attention import AttentionRule, KeyBias, to_device, torch_attention
@@ -25,7 +24,12 @@ from llmfoundry_gauntlet.engine.tree_attention import dense, for_each_head
 GROWTH = 32  # columns
 
 # Whether chunks are counted from the first unmasked token of a row, and not from its first one.
-CHUNKS_SKIP_PADDING = 'left_padding' in inspect.signature(masking_utils.chunked_overlay).parameters
+try:
+    from transformers.masking_utils import chunked_overlay
+except ImportError:  # below transformers 4.53
+    CHUNKS_SKIP_PADDING = False
+else:
+    CHUNKS_SKIP_PADDING = 'left_padding' in inspect.signature(chunked_overlay).parameters
 
 
 class KVCache(Cache):
