@@ -290,7 +290,18 @@ def listed(names: Iterable[str], most: int = 5) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number with its noun, such as '1 task' or '2 tasks'; a noun in -y has the plural -ies."""
+    """Return a number with its noun, such as '1 task' or '2,000 tasks'; a noun in -y has the plural -ies."""
     if count == 1:
         return f'{count} {noun}'
-    return f'{count} {noun[:-1]}ies' if noun.endswith('y') else f'{count} {noun}s'
+    return f'{count:,} {noun[:-1]}ies' if noun.endswith('y') else f'{count:,} {noun}s'
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the units in which one speaks of it: '0.2 s', '3 min 2 s' or '1 h 5 min'."""
+    if round(seconds, 1) < 60:
+        return f'{seconds:.1f} s'
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f'{minutes} min {seconds} s'
+    hours, minutes = divmod(round(minutes + seconds / 60), 60)
+    return f'{hours} h {minutes} min'

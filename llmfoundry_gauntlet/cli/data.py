@@ -111,7 +111,9 @@ def print_table(states: Sequence[FileState], data_root: str) -> None:
 
     num_rows = sum(state.file.num_rows for state in states)
     legend = '; * is converted' if any(state.file.converter for state in states) else ''
-    typer.echo(f'{plural(len(states), "file")}, {num_rows:,} rows{legend}')
+    num_by_status = Counter(state.status for state in states)
+    counts = ', '.join(f'{count} {status}' for status, count in num_by_status.items())
+    typer.echo(f'{plural(len(states), "file")}, {num_rows:,} rows when published; below {data_root}: {counts}{legend}')
     for state in states:
         if state.status == OTHER:
             typer.secho(f'{state.place}: {state.detail}', fg='red')

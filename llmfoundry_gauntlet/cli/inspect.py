@@ -112,7 +112,9 @@ def print_tasks(listed: Sequence[dict[str, Any]], data_root: str) -> None:
     # A task that is in several categories counts once.
     tasks = {(entry['task'], entry['num_shots']) for entry in listed}
     num_tasks = plural(len(tasks), 'task')
-    typer.echo(f'{num_tasks}; gauntlet explain TASK shows one; gauntlet data fetch downloads the published data')
+    rows_of_task = {(entry['task'], entry['num_shots']): entry['rows'] or 0 for entry in listed}
+    typer.echo(f'{num_tasks}, {plural(sum(rows_of_task.values()), "row")}')
+    typer.echo('gauntlet explain TASK shows a prompt; gauntlet data fetch --to data downloads the published data')
 
 
 def row_of(entry: Mapping[str, Any]) -> list[str | Text]:
@@ -157,7 +159,7 @@ def validate(
     except GauntletError as error:
         print_problems(error)
         raise typer.Exit(CHECK_FAILED) from error
-    typer.echo('no errors')
+    typer.echo('no errors found')
 
 
 def check_suite(tasks: Path | None, gauntlet: Path | None, score: Path | None, data_root: str | None) -> None:

@@ -74,7 +74,7 @@ def report(
     check_options(context, excludes={'no_prompts': ('data_root',)}, problems=problems)
     page = make_page(runs, title=title, samples=samples, data_root=data_root, with_prompts=not no_prompts)
     write_lines(out, [page])
-    typer.echo(f'{out}: {out.stat().st_size / 1e6:.1f} MB')
+    typer.echo(f'{out}: {out.stat().st_size / 1e6:.1f} MB, for any browser; it needs no other file')
 
 
 @takes()

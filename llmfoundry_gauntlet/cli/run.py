@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -321,8 +321,17 @@ def export(
         with naming('tokenizer'):
             encoder = Encoder(load_tokenizer(tokenizer))
     print_warnings(data.warnings)
-    write_lines(out, request_lines(data, encoder))
-    typer.echo(f'{out}: requests of {plural(len(data.examples), "task")}')
+    num_requests = 0
+
+    def counted() -> Iterator[str]:  # of which a list would hold all prompts at once
+        nonlocal num_requests
+        for line in request_lines(data, encoder):
+            num_requests += 1
+            yield line
+
+    write_lines(out, counted())
+    typer.echo(f'{out}: {plural(num_requests, "request")} of {plural(len(data.examples), "task")}')
+    typer.echo('gauntlet run --outputs FILE, with the same options for tasks, scores generations for them')
 
 
 def eval_file(file: File, overrides: Overrides = None) -> None:

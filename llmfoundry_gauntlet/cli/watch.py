@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from llmfoundry_gauntlet.cli.options import (
     start_logging,
     takes,
 )
-from llmfoundry_gauntlet.errors import ConfigError, named_as_options
+from llmfoundry_gauntlet.errors import ConfigError, named_as_options, plural
 
 NEVER = 'never'
 NO_FOLDER = '--out: is missing; give the folder for records'
@@ -139,6 +140,10 @@ def watch(
         typer.echo(f'{name}: {state} {detail}')
     if table and any(training['out'].rglob(RESULTS)):
         print_runs(training['out'])
+    if table:
+        num_by_state = Counter(state for _, state, _ in table)
+        counts = ', '.join(f'{count} {state}' for state, count in num_by_state.items())
+        typer.echo(f'{plural(len(table), "checkpoint")} in {folder}: {counts}')
     if any(state == DAMAGED for _, state, _ in table):
         raise typer.Exit(CHECK_FAILED)
 

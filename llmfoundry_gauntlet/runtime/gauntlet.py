@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, GauntletOptions
 from llmfoundry_gauntlet.engine.model import is_sharded
-from llmfoundry_gauntlet.errors import ConfigError, ModelError, plural
+from llmfoundry_gauntlet.errors import ConfigError, ModelError, duration, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.evaluation.subsets import Sizes
@@ -354,7 +354,7 @@ def summary(evaluation: Evaluation) -> str:
     """Return the number of items, the seconds and the composites of an evaluation in one line."""
     num_items = sum(score.num_items for score in evaluation.scores.values())
     seconds = sum(evaluation.seconds.values())
-    parts = [f'{plural(num_items, "item")} in {seconds:.1f} s']
+    parts = [f'{plural(num_items, "item")} in {duration(seconds)}']
     if evaluation.composites is not None:
         for name, measure in evaluation.composites.by_name.items():
             if measure.value is not None:

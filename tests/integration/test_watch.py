@@ -145,6 +145,7 @@ def test_a_damaged_checkpoint_is_skipped_until_it_changes_and_an_overwritten_one
     newer.write_bytes(whole[: len(whole) // 2])
     status, out, _ = watch()
     assert status == 1 and 'ep0-ba4-rank0.pt: damaged' in out
+    assert '1 damaged' in out.splitlines()[-1]
     assert f'is truncated after {len(whole) // 2} bytes' in caplog.text and runs(caplog) == BOTH
     assert outcome(folder / 'watched/ba2') == outcome(trained / 'training/ba2')
 

@@ -338,6 +338,17 @@ def different_prompts(common: Mapping[str, CommonItems]) -> Iterable[str]:
         yield f'items with different prompts are left out ({causes}): {", ".join(parts)}'
 
 
+def different_items(common: Mapping[str, CommonItems]) -> Iterable[str]:
+    """Yield the tasks that have items in one run only, one line for each set of numbers of items."""
+    tasks: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+    for key, items in common.items():
+        if max(items.num_items) > items.num_shared:
+            tasks.setdefault((items.num_shared, items.num_items), []).append(key)
+    for (num_shared, (of_first, of_second)), keys in tasks.items():
+        shared = plural(num_shared, 'item')
+        yield f'of {of_first:,} and {of_second:,} items both runs have {shared}: {", ".join(keys)}'
+
+
 def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iterable[str]:
     """Yield the number of items left out, and the differences between two runs besides the model."""
     yield from different_prompts(common)
@@ -345,10 +356,8 @@ def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iter
         lacking = [key for key in run.results if key not in other.results]
         if lacking:
             yield f'{other.folder} has no {", ".join(lacking)}'
-    for key, items in common.items():
-        if max(items.num_items) > items.num_shared:
-            shared = plural(items.num_shared, 'item')
-            yield f'{key}: both have {shared}, of {items.num_items[0]} and {items.num_items[1]}'
+    yield from different_items(common)
+    for key in common:
         if first.data.digests[key] != second.data.digests[key]:
             yield f'{key}: the data files differ, in rows or their right answers'
     versions = [(run.record['composites'] or {}).get('version') for run in (first, second)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from llmfoundry_gauntlet.errors import UnwrittenError, plural
+from llmfoundry_gauntlet.errors import UnwrittenError, duration, listed, plural
 from llmfoundry_gauntlet.evaluation.estimate import Estimate
 from llmfoundry_gauntlet.metrics.comparison import Difference, p_value
 from llmfoundry_gauntlet.metrics.statistics import variance_shares, weighted_sum
@@ -43,12 +43,13 @@ MANY_AT_LIMIT = 0.1  # of a task's generations; with more a note names the limit
 SHOWN_AT_LIMIT = 5  # tasks named of those with the same limit
 OTHER_TASKS = 'tasks outside the gauntlet'
 LEGEND = (
-    f'* p below {CLEAR} after correction for the number of comparisons (Holm); MDE: minimum detectable effect '
-    'at 80 % power; scores are over items with the same prompt in both runs'
+    f'*: a clear difference, p below {CLEAR} after correction for the number of comparisons (Holm)',
+    'MDE: minimum detectable effect, the true difference that such a comparison finds in 8 of 10 cases',
+    'scores are over the items that have the same prompt in both runs',
 )
 TREND_LEGEND = (
-    'noise: variation between checkpoints; signal/noise: change over the run divided by it, where the slope is not '
-    f'within its error (p below {CLEAR})'
+    'noise: variation between checkpoints',
+    f'signal/noise: change over the run divided by the noise, where the slope is clear (p below {CLEAR})',
 )
 NO_CHANCE_OF_CONSISTENCY = (
     'consistency_rate has no chance level: a model that always gives the same letter agrees with itself too; read it '
@@ -60,9 +61,9 @@ NO_COMPOSITE = 'composites over tasks without a score are absent'
 NO_DIFFERENCE = 'no error, as every item changed alike or not at all'
 SIGNED = '{:+.3f}'.format
 TARGETS_LEGEND = (
-    'error: standard error of the average, at most so much above that of all items. MDE: the '
-    'smallest difference that two runs will show (80 % power), if they agree by chance only; paired runs of similar '
-    'models show smaller ones'
+    'error: standard error of the average, at most so much above that of all items',
+    'MDE: the smallest difference that two runs will show (80 % power), if they agree by chance only; paired runs of '
+    'similar models show smaller ones',
 )
 DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items')
 SIDES = ('first', 'second')  # of a comparison
@@ -81,15 +82,29 @@ def print_unwritten(error: UnwrittenError, form: str = 'table') -> None:
 def print_scores(evaluations: Sequence[Run], form: str = 'table', *, with_paths: bool = True) -> None:
     """Print the scores of evaluations as a 'table' with the paths of their files, or as 'markdown', 'csv' or 'json'."""
     table = scores_table(evaluations, with_errors=form == 'markdown' or len(evaluations) == 1)
-    if form == 'table':
-        seconds = [f'{evaluation.scores.timing.seconds:.1f}' for evaluation in evaluations]
-        empty = [''] * (len(table.columns) - len(seconds))
-        table = replace(table, parts=[*table.parts, [TableRow(name='seconds', cells=[*seconds, *empty])]])
     rows = [asdict(row) for evaluation in evaluations for row in evaluation.rows]
     print_tables(form, [table], rows)
     if form == 'table' and with_paths:
         for evaluation in evaluations:
-            print(evaluation.folder / RESULTS)
+            print(f'{evaluation.folder / RESULTS}: {totals(evaluation)}')
+
+
+def totals(evaluation: Run) -> str:
+    """Return what an evaluation has run, the time it took, and the tasks that have no score."""
+    record = evaluation.scores
+    datasets = list((record.score or {}).values())
+    tasks = [task for task in record.tasks.values() if task.metrics is not None]
+    counts = [plural(len(tasks), 'task')] if tasks or not datasets else []
+    if datasets:
+        counts.append(plural(len(datasets), 'SCORE dataset'))
+    num_items = sum(task.num_items for task in tasks) + sum(dataset.num_items for dataset in datasets)
+    done = f'{", ".join(counts)}, {plural(num_items, "item")}, {duration(record.timing.seconds)}'
+
+    without_score = [name for (kind, name), row in evaluation.headline.items() if kind == 'task' and row.value is None]
+    if not without_score:
+        return done
+    have = 'has' if len(without_score) == 1 else 'have'
+    return f'{done}; {plural(len(without_score), "task")} {have} no score: {listed(without_score)}'
 
 
 def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None, *, with_errors: bool) -> Table:
@@ -335,6 +350,23 @@ def print_comparisons(compared: Sequence[Comparison], metric: str | None = None,
         for kind in ('tasks', 'composites', 'score'):
             rows += [{**runs, 'kind': kind, 'name': name, **flat(entry)} for name, entry in record[kind].items()]
     print_tables(form, [difference_table(comparison, metric) for comparison in compared], rows, records)
+    if form == 'table':
+        for comparison in compared:
+            print(clear_differences(comparison))
+
+
+def clear_differences(comparison: Comparison) -> str:
+    """Return how many tasks were compared and which of them, and which composites, differ clearly."""
+    clear = {
+        kind: [name for name, compared in group.items() if compared.p_holm is not None and compared.p_holm < CLEAR]
+        for kind, group in comparison.groups.items()
+    }
+    of_tasks = comparison.groups['tasks'].values()
+    num_tasks = sum(compared.difference.value is not None for compared in of_tasks)
+    differing = [name for names in clear.values() for name in names]
+    found = listed(differing) if differing else 'no clear difference'
+    runs = f'{comparison.second} against {comparison.first}'
+    return f'{runs}: {plural(num_tasks, "task")} compared; {f"clearly different: {found}" if differing else found}'
 
 
 def difference_table(
@@ -488,7 +520,7 @@ def print_estimate(estimate: Estimate, form: str = 'table') -> None:
             columns=[
                 Column('items', count_cell),
                 Column('tokens', count_cell),
-                Column('generated tokens at most', count_cell),
+                Column('generated', count_cell),
                 Column('shortened', count_cell),
                 Column('seconds', '{:.1f}'.format),
             ],
@@ -524,10 +556,11 @@ def count_cell(value: int) -> str:
 
 def estimate_lines(estimate: Estimate) -> list[str]:
     """Return the total time, its parts, and how it was estimated."""
-    parts = ', '.join(f'{name} {seconds:.1f} s' for name, seconds in estimate.seconds.items())
+    parts = ', '.join(f'{name} {duration(seconds)}' for name, seconds in estimate.seconds.items())
     ranks = f' on {estimate.num_ranks} ranks' if estimate.num_ranks > 1 else ''
     return [
-        f'about {estimate.total_seconds:.1f} s{ranks}: {parts}',
-        f'before it, reading data and loading the model: {estimate.preparing_seconds:.1f} s here',
+        'generated: the tokens that generations have at most; shortened: prompts that do not fit',
+        f'the evaluation would take about {duration(estimate.total_seconds)}{ranks}: {parts}',
+        f'reading data and loading the model take about {duration(estimate.preparing_seconds)} more, before it',
         *estimate.notes,
     ]

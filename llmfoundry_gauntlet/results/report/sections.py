@@ -331,7 +331,7 @@ def changes_section(runs: Sequence[RunSeries]) -> Section:
         table = difference_table(comparison, names=pair.names, difference_first=True)
         tasks, composites, *others = table.parts
         composites = sorted(composites, key=lambda row: row.name not in comparison.averages)
-        table = replace(table, parts=[tasks, composites, *others], legend=f'{table.legend}; {BARS_LEGEND}')
+        table = replace(table, parts=[tasks, composites, *others], legend=[*table.legend, BARS_LEGEND])
         if is_training and len(tasks) > MOST_CHANGED:
             table = replace(table, parts=[tasks[:MOST_CHANGED], composites, *others])
             notes.append(f'The {MOST_CHANGED} of {len(tasks)} tasks that changed most; gauntlet compare shows all.')

@@ -116,7 +116,7 @@ class Table:
     name: str = ''
     domain: tuple[float, float] | None = None
     compared_run: int | None = None
-    legend: str = ''
+    legend: Sequence[str] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
@@ -132,13 +132,10 @@ class Table:
 
     @property
     def footer(self) -> list[str]:
-        """Return the lines below the table: the legend, with that of errors if intervals are shown, notes, warnings."""
-        lines = []
-        legends = [self.legend] if self.legend else []
+        """Return the lines below the table: the legend, that of errors if intervals are shown, notes, warnings."""
+        lines = [*self.legend]
         if self.shows_intervals:
-            legends.append(ERRORS)
-        if legends:
-            lines.append('; '.join(legends))
+            lines.append(ERRORS)
         lines += self.notes
         lines += [f'warning: {warning}' for warning in self.warnings]
         return lines

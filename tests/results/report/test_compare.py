@@ -167,6 +167,10 @@ def test_a_star_marks_significant_differences(gauntlet, make_run):
     assert error.startswith('[')
     assert (p_value, detectable) == (f'{1 / 64:.3f}*', '-')
     assert rows_of_table(out)[RIDDLES][-2:] == ['1.000', '-']
+    last = out.splitlines()[-1]
+    assert last.startswith(f'{right} against {wrong}: 2 tasks compared') and last.endswith(f': {LINES}')
+    again = gauntlet('compare', wrong, wrong)[1].splitlines()[-1]
+    assert '2 tasks compared' in again and LINES not in again
 
 
 def test_each_further_run_is_compared_with_the_first(
@@ -285,9 +289,8 @@ def test_only_items_with_the_same_prompt_in_both_runs_are_compared(
     }
     prompts, rows = comparison['warnings']
     assert prompts.endswith(f'(max_seq_len {lengths}): {TOPICS} 2 of 14, {AGIEVAL} 7 of {num_variants}')
-    assert rows.startswith(f'{CHOICES}: ')
-    assert '9 items' in rows
-    assert rows.endswith(f' {counts[0]} and {counts[1]}')
+    assert rows.endswith(f': {CHOICES}')
+    assert f'{counts[0]} and {counts[1]} items' in rows and '9 items' in rows
 
     # CSV is for another program, so its warnings go to standard error.
     _, table, _ = gauntlet('compare', *pair)

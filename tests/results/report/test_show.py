@@ -235,8 +235,10 @@ def test_the_terminal_shows_composites_at_the_end_and_where_the_files_are(shown,
     rows = rows_of_table(out)
     assert list(rows)[2:10] == [*GROUPED, *AVERAGES]
     assert rows[TOPICS][:3] == [*formatted(accuracy_of(record, TOPICS)), '0.250']
-    assert rows['seconds'][0] == f'{record["timing"]["seconds"]:.1f}'
-    assert out.splitlines()[-1] == str(runs['a'] / 'results.json')
+    path, _, totals = out.splitlines()[-1].partition(': ')
+    num_items = sum(entry['num_items'] for entry in (*record['tasks'].values(), *record['score'].values()))
+    assert path == str(runs['a'] / 'results.json')
+    assert totals == f'4 tasks, 1 SCORE dataset, {num_items} items, {record["timing"]["seconds"]:.1f} s'
 
 
 def test_absent_numbers_are_empty_with_a_reason(gauntlet, shown, unscored: tuple[Path, Path], tmp_path: Path):
@@ -258,6 +260,7 @@ def test_absent_numbers_are_empty_with_a_reason(gauntlet, shown, unscored: tuple
     assert CHOICES not in rows_of_markdown(text)
     assert f'\n- {reason}: {CHOICES}' in text and f'- {reason}: {CHOICES}' in shown(run)
     assert '- composites over tasks without a score are absent: reading, rest, core' in ' '.join(text.split())
+    assert shown(run).splitlines()[-1].endswith(f'; 1 task has no score: {CHOICES}')
 
 
 def test_duplicate_runs_are_shown_once_and_named_by_what_differs(shown, runs, tmp_path: Path):
