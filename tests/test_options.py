@@ -127,6 +127,7 @@ WRONG = [  # a command, and a fact of each line of its message
     ('validate --tasks TASKS --no-data --data-root data', '--data-root: '),
     ('validate --gauntlet GAUNTLET --data-root data', '--data-root: '),
     ('eval nowhere.yaml', 'nowhere.yaml: there is no such file'),
+    ('eval nowhere.yaml resume', 'resume: has no value; allowed: KEY=VALUE'),
     ('validate', 'nothing to check'),
     ('ls saftey', "saftey: no such task or category, did you mean 'safety'?"),
     ('export', '--out'),
@@ -185,6 +186,7 @@ WRONG = [  # a command, and a fact of each line of its message
     ),
     # words of the command line
     ('rum', "gauntlet rum: no such command, did you mean 'run'?"),
+    ('--verson', "--verson: no such option, did you mean '--version'?"),
     ('data lss', "gauntlet data lss: no such command, did you mean 'ls'?"),
     ('run --modle MODEL --out o', "--modle: no such option, did you mean '--model'?"),
     ('run --out o --model', '--model'),
@@ -222,6 +224,11 @@ WRONG = [  # a command, and a fact of each line of its message
     ('report FULL --out FULL', '--out: '),
     ('data fetch --to d --from /nowhere', '--from: /nowhere: there is no such folder'),
     ('watch c --tasks TASKS', '--out: is missing'),
+    (
+        'watch c --tasks TASKS --out o --tokenizer /nowhere --model-config /none',
+        f'--tokenizer: /nowhere: {IS_FILE}',
+        f'--model-config: /none: {IS_FILE}',
+    ),
     ('watch c --train-yaml NOFOLDER', '--out: is missing'),
     (
         'watch c --tasks TASKS --out o --poll x --settle y --claim-expires z --stop-after w',

@@ -301,13 +301,10 @@ class CliCommand(TyperCommand):
         try:
             return super().parse_args(ctx, list(args))
         except UsageError as error:
-            kind = type(error).__name__
-            if kind == 'MissingParameter':
+            if type(error).__name__ == 'MissingParameter':
                 problems = self.all_missing(ctx, args)
-            elif kind == 'NoSuchOption':
-                problems = [unknown_option(error.option_name, self.params)]
             else:
-                problems = [problem_of_usage(error, ctx.meta[AS_TYPED], args)]
+                problems = [problem_of_usage(error, self.params, args)]
             see = f'see {ctx.command_path} --help'
             raise ConfigError([f'{problem}; {see}' for problem in problems]) from error
 
@@ -328,7 +325,17 @@ class CliCommand(TyperCommand):
 
 
 class CliGroup(TyperGroup):
-    """Commands, an unknown one of which is an error in one line."""
+    """Commands, whose unknown names and options are errors in one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options before the command. Raise ConfigError with what is wrong."""
+        try:
+            return super().parse_args(ctx, list(args))
+        except UsageError as error:
+            if type(error).__name__ == 'NoArgsIsHelpError':  # of newer versions of click and typer: the help itself
+                raise
+            problem = problem_of_usage(error, self.params, args)
+            raise ConfigError(f'{problem}; see {ctx.command_path} --help') from error
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is named. Raise ConfigError if there is none."""
@@ -370,16 +377,18 @@ def unknown_option(name: str, parameters: Iterable[Any]) -> str:
     return f'{name}: no such option' + ('' if close is None else f", did you mean '{close}'?")
 
 
-def problem_of_usage(error: Any, typed: Mapping[str, str], args: Sequence[str]) -> str:
+def problem_of_usage(error: Any, parameters: Sequence[Any], args: Sequence[str]) -> str:
     """Return what click or typer says is wrong in the words of this package: the name as typed, value, what is allowed.
 
     Values are whole numbers or words; all others are texts and paths, which are checked where they are used.
     """
+    if type(error).__name__ == 'NoSuchOption':
+        return unknown_option(error.option_name, parameters)
     parameter = getattr(error, 'param', None)
     if parameter is None:  # an option without a value, a flag with one, or a word too many
         message = ' '.join(error.format_message().split()).rstrip('.')
         return f'{message[:1].lower()}{message[1:]}'
-    name = typed[parameter.name]
+    name = names_as_typed(parameters, args)[parameter.name]
     value = next((value for option, value in given_values(args) if option == name), '')
     of_type = getattr(parameter, 'type', None)  # of click, which typer uses up to version 0.2x
     least = getattr(parameter, 'min', getattr(of_type, 'min', None))

@@ -157,14 +157,26 @@ def check_evaluation(model: str, settings: Mapping[str, Any]) -> None:
 
 def check_model(model: str, settings: Mapping[str, Any]) -> None:
     """Raise ModelError for a model, tokenizer, configuration or adapter that cannot be found."""
-    from llmfoundry_gauntlet.data.hub import find_model, find_model_folder
+    from llmfoundry_gauntlet.data.hub import find_model
     from llmfoundry_gauntlet.data.stores import scheme_of
 
     collected = Collected()
     if not scheme_of(model):
         with collected, naming('model'):
             find_model(model, revision=settings.get('revision'))
-    # These are loaded much later, when tasks and data have been read.
+    with collected:
+        check_parts(settings)
+    collected.raise_all()
+
+
+def check_parts(settings: Mapping[str, Any]) -> None:
+    """Raise ModelError for a tokenizer, configuration or adapter that cannot be found.
+
+    They are loaded with a model, when tasks and data have been read, and by `gauntlet watch` with each checkpoint.
+    """
+    from llmfoundry_gauntlet.data.hub import find_model_folder
+
+    collected = Collected()
     for name in ('tokenizer', 'model_config', 'adapter'):
         if settings.get(name):
             with collected, naming(name):
@@ -346,6 +358,9 @@ def eval_file(file: File, overrides: Overrides = None) -> None:
     """
     from llmfoundry_gauntlet.results.interrupts import exit_on_signals, nothing_written
 
+    without_value = [word for word in overrides or () if '=' not in word]
+    if without_value:
+        raise ConfigError([f'{word}: has no value; allowed: KEY=VALUE, such as resume=true' for word in without_value])
     start_logging()
     with exit_on_signals(nothing_written):
         from llmfoundry_gauntlet.runtime.evaluate_file import evaluate_file

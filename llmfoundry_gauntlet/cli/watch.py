@@ -22,6 +22,7 @@ from llmfoundry_gauntlet.cli.options import (
     start_logging,
     takes,
 )
+from llmfoundry_gauntlet.cli.run import check_parts
 from llmfoundry_gauntlet.errors import ConfigError, named_as_options, plural
 
 NEVER = 'never'
@@ -117,6 +118,7 @@ def watch(
     if training['out'] is None:
         raise ConfigError(f'{NO_FOLDER}, or set run_name and save_folder in {train_yaml}')
     model = settings_of(given, MODEL)
+    check_parts(model)
     precision_of_training = training.pop('precision', None)
     model['precision'] = model['precision'] or precision_of_training
     durations = {'--poll': poll, '--settle': settle, '--claim-expires': claim_expires}
