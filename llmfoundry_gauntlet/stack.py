@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from llmfoundry_gauntlet.errors import GauntletError
 
-VERSION = '0.1.0'  # of this package; pyproject.toml reads it here
+VERSION = '0.2.0'  # of this package; pyproject.toml reads it here
 SUPPORTED = {
     'torch': '>=2.6,<2.16',
     'transformers': '>=4.51,<5.25',

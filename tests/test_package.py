@@ -296,8 +296,12 @@ def test_the_version_is_in_one_place_and_in_the_changelog(wheel: Path):
         (metadata,) = (name for name in archive.namelist() if name.endswith('.dist-info/METADATA'))
         lines = archive.read(metadata).decode().splitlines()
     assert f'Version: {VERSION}' in lines and 'License-Expression: Apache-2.0' in lines
-    assert f'## {VERSION}\n' in (ROOT / 'CHANGELOG.md').read_text()
-    assert f'\nversion: {VERSION}\n' in (ROOT / 'CITATION.cff').read_text()
+    (first, *_) = re.findall(r'^## (\d.*)$', (ROOT / 'CHANGELOG.md').read_text('utf-8'), re.MULTILINE)
+    version, _, date = first.partition(' — ')
+    citation = (ROOT / 'CITATION.cff').read_text('utf-8')
+    assert version == VERSION
+    assert re.fullmatch(r'\d{4}-\d{2}-\d{2}', date)
+    assert f'\nversion: {VERSION}\ndate-released: {date}\n' in citation
     spoken = [path.name for path in (ROOT / 'llmfoundry_gauntlet').glob('*.py') if VERSION in path.read_text()]
     assert spoken == ['stack.py']
 
