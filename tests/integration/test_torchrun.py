@@ -85,7 +85,7 @@ def test_a_mistake_in_the_settings_ends_all_ranks_with_one_message(folder: Path,
     done = run(*GAUNTLET, 'run', *options_of(folder), '--out', tmp_path / 'out', '--only', 'colour', num_ranks=2)
 
     assert done.returncode != 0
-    assert done.stderr.count('error: colour: ') == 1
+    assert done.stderr.count('error: --only: colour: ') == 1
     # The only traceback is torchrun's own, with the exit status of the rank that failed first.
     assert re.search(r'exitcode *: 2', done.stderr) and str(ROOT / 'llmfoundry_gauntlet') not in done.stderr
     assert not (tmp_path / 'out').exists()
