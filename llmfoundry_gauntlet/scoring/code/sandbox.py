@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmfoundry_gauntlet.errors import as_given
 from llmfoundry_gauntlet.scoring.code.tools import bubblewraps, install
 
 # System call numbers by machine (Linux, asm/unistd.h).
@@ -94,7 +95,6 @@ NOT_THE_SYSTEMS = (
 )
 PROBE_SECONDS = 20
 MAX_MESSAGE = 2000  # bytes of a sandbox's error output
-ALLOW_HINT = 'or allow programs without isolation: sandbox: rlimits (only limits), sandbox: none'
 
 
 LATE = 'not done in time'
@@ -499,13 +499,13 @@ def find_sandbox(asked: str = AUTO) -> Sandbox:
     if asked == NONE:
         return Sandbox(NONE)
     if not shutil.which('prlimit'):
-        raise SandboxError('code tasks: prlimit is missing; install util-linux, or allow sandbox: none')
+        raise SandboxError(f'code tasks: prlimit is missing; install util-linux, or allow {as_given("sandbox", NONE)}')
     if asked == RLIMITS:
         return Sandbox(RLIMITS)
     if not sys.platform.startswith('linux'):
-        raise SandboxError(f'code tasks: programs are confined only on Linux; {ALLOW_HINT}')
+        raise SandboxError(f'code tasks: programs are confined only on Linux; {allow_hint()}')
     if not bubblewraps():
-        raise SandboxError(f'code tasks: bubblewrap is missing; {install("bubblewrap", "code")}, {ALLOW_HINT}')
+        raise SandboxError(f'code tasks: bubblewrap is missing; {install("bubblewrap", "code")}, {allow_hint()}')
     failures = []
     for bubblewrap in bubblewraps():
         for as_root in (True, False) if os.geteuid() == 0 else (False,):
@@ -517,8 +517,14 @@ def find_sandbox(asked: str = AUTO) -> Sandbox:
     raise SandboxError(
         f'code tasks: bubblewrap cannot confine programs here ({"; ".join(dict.fromkeys(failures))}); allow namespaces '
         '(sysctl kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0, or a '
-        f'container with CAP_SYS_ADMIN), {ALLOW_HINT}'
+        f'container with CAP_SYS_ADMIN), {allow_hint()}'
     )
+
+
+def allow_hint() -> str:
+    """Return how to run programs with less isolation, in the words of who gave the settings."""
+    limited, none = as_given('sandbox', RLIMITS), as_given('sandbox', NONE)
+    return f'or allow programs without isolation: {limited} (only limits), {none}'
 
 
 def try_out(sandbox: Sandbox) -> str | None:

@@ -15,7 +15,17 @@ import pytest
 from paths import ROOT
 from programs import sandbox
 
-from llmfoundry_gauntlet.scoring.code.sandbox import FIRST_UID, MIB, Command, ProgramLimits, started
+from llmfoundry_gauntlet.errors import named_as_options
+from llmfoundry_gauntlet.scoring.code.sandbox import (
+    AUTO,
+    FIRST_UID,
+    MIB,
+    Command,
+    ProgramLimits,
+    SandboxError,
+    find_sandbox,
+    started,
+)
 
 SECONDS = 20.0
 SYSTEM_FOLDERS = {'bin', 'sbin', 'lib', 'lib32', 'lib64', 'usr', 'etc', 'nix', 'proc', 'dev'}
@@ -105,3 +115,14 @@ def test_where_namespaces_are_forbidden_there_is_no_sandbox_and_one_line_says_so
     (line,) = found_by(within).splitlines()
     assert line.startswith('NONE code tasks: bubblewrap cannot confine programs here')
     assert 'allow namespaces' in line
+
+
+def test_what_to_do_without_a_tool_is_in_the_words_of_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """Mutation: a message that names a key of YAML files to the user of an option."""
+    monkeypatch.setenv('PATH', str(tmp_path))  # which has no prlimit
+    find_anew = find_sandbox.__wrapped__  # not the sandbox that another test has found
+
+    with pytest.raises(SandboxError, match='sandbox: none'):
+        find_anew(AUTO)
+    with named_as_options({'sandbox': '--sandbox'}), pytest.raises(SandboxError, match='--sandbox none'):
+        find_anew(AUTO)
