@@ -33,7 +33,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM, GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, plan
+from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.probe import probe, probe_generation, step_logits
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
@@ -379,6 +379,7 @@ def record(measured_by_name: dict[str, Measured]) -> None:
 
 NAMES = {
     STREAM: 'token stream',
+    FORKED: 'forked prefixes',
     PADDED_ROWS: 'padded rows',
     PROMPT_STREAM: 'KV cache, prompts in a stream',
     CACHE: 'KV cache',
@@ -395,7 +396,7 @@ def markdown() -> str:
     rows = ['| scoring | generation | transformers | types |', '|---|---|---|---|']
     pairs = [
         f'{scoring} {generation}'
-        for scoring in (STREAM, PADDED_ROWS)
+        for scoring in (STREAM, FORKED, PADDED_ROWS)
         for generation in (PROMPT_STREAM, CACHE, NO_CACHE)
     ]
     for layouts in pairs:

@@ -42,11 +42,15 @@ ENTERING_SHARE = 8  # prompts are run once 1 / 8 of the slots are free
 
 @dataclass(slots=True, eq=False)
 class PromptGroup:
-    """A prompt and its waiting requests. `logits` [V] are its last logits, once it was run."""
+    """A prompt and its waiting requests.
+
+    Once it was run, `logits` [V] are its last logits, `states` those that it left in recurrent layers, if any.
+    """
 
     context: Ids
     waiting: deque[GenerateRequest]
     logits: torch.Tensor | None = None
+    states: Sequence[torch.Tensor] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -249,9 +253,11 @@ class DecodingLoop:
                 target = num_before + len(new)
                 new.append(self.new_slot(prompt))
                 prompt_of_slot.append(index)
-                cache.copy_prompt(num_before + index, new[index].end, len(prompt.context), target)
+                source = num_before + index
+                cache.copy_prompt(source, new[index].end, len(prompt.context), target, cache.states_of(source))
             if prompt.waiting:  # for generations that get a slot later
                 prompt.logits = logits[index].clone()
+                prompt.states = [state.clone() for state in cache.states_of(num_before + index)]
         self.slots += new
         self.extend(new, logits[to_device(np.array(prompt_of_slot), logits.device)])
 
@@ -365,7 +371,7 @@ class DecodingLoop:
         prompt, end = sources[source].prompt, sources[source].end
         assert prompt.logits is not None
         following = self.new_slot(prompt)
-        self.cache.copy_prompt(source, end, len(prompt.context), index)
+        self.cache.copy_prompt(source, end, len(prompt.context), index, prompt.states)
         (token,) = self.generator.choose([following], prompt.logits[None])
         following.generation.add(token)
         return following

@@ -5,13 +5,15 @@ sequences begin and end together; StaticCache attends over the longest possible 
 sequences enter and leave between steps, and every GROWTH columns the buffers are reallocated to the width in use.
 Attention runs over whole buffers with unused columns masked: a slice would not be contiguous, and transformers' sdpa
 would copy it at every step.
+
+Recurrent layers and convolutions have a state per slot instead, which each forward replaces.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -23,13 +25,18 @@ from llmfoundry_gauntlet.engine.tree_attention import dense, for_each_head
 
 GROWTH = 32  # columns
 
-# Whether chunks are counted from the first unmasked token of a row, and not from its first one.
-try:
-    from transformers.masking_utils import chunked_overlay
-except ImportError:  # below transformers 4.53
-    CHUNKS_SKIP_PADDING = False
-else:
-    CHUNKS_SKIP_PADDING = 'left_padding' in inspect.signature(chunked_overlay).parameters
+CONVOLUTION, RECURRENCE = 'convolution', 'recurrence'
+StateName = tuple[str, int, int]  # kind, layer, and the number of the state in its layer
+
+
+@cache
+def chunks_skip_padding() -> bool:
+    """Return whether transformers counts chunks from the first unmasked token of a row, and not from its first one."""
+    try:
+        from transformers.masking_utils import chunked_overlay
+    except ImportError:  # below 4.53
+        return False
+    return 'left_padding' in inspect.signature(chunked_overlay).parameters
 
 
 class KVCache(Cache):
@@ -51,6 +58,7 @@ class KVCache(Cache):
         self.starts: list[int] = []  # the first column of each slot in use
         self.moved = 0  # columns by which all sequences were shifted left so far
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._states: dict[StateName, torch.Tensor] = {}  # [slots, ...]
         self._slots = slice(0, 0)  # slots and columns that the current forward writes
         self._columns = slice(0, 0)
         self.is_prompt = False
@@ -96,6 +104,55 @@ class KVCache(Cache):
     def __len__(self) -> int:
         return len(self._layers)
 
+    # The same of recurrent layers and convolutions, from transformers 5 on.
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Return whether the forward continues states: a step does, prompts begin new ones."""
+        return not self.is_prompt
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Return that earlier states are not kept."""
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """Return the last inputs of a convolution, [slots, channels, kernel]."""
+        return self._state((CONVOLUTION, layer_idx, state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """Return the state of a recurrent layer, [slots, ...]."""
+        return self._state((RECURRENCE, layer_idx, state_idx))
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, *, conv_kernel_size: int | None = None
+    ) -> torch.Tensor:
+        """Keep the last inputs of a convolution; return them after those that it had before, [slots, channels, T]."""
+        name = CONVOLUTION, layer_idx, state_idx
+        before = self._states.get(name)
+        width = before.shape[-1] if before is not None else conv_kernel_size or conv_states.shape[-1]
+        if self.is_prompt:
+            inputs = torch.nn.functional.pad(conv_states, (max(0, width - conv_states.shape[-1]), 0))
+        else:
+            assert before is not None  # prompts came first
+            inputs = torch.cat([before[self._slots], conv_states], dim=-1)
+        self._write_state(name, inputs[..., -width:])
+        return inputs
+
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> torch.Tensor:
+        """Keep the state of a recurrent layer and return it."""
+        self._write_state((RECURRENCE, layer_idx, state_idx), recurrent_states)
+        return recurrent_states
+
+    def _state(self, name: StateName) -> torch.Tensor | None:
+        state = self._states.get(name)
+        return None if state is None or self.is_prompt else state[self._slots]
+
+    def _write_state(self, name: StateName, state: torch.Tensor) -> None:
+        if name not in self._states:
+            self._states[name] = state.new_zeros(len(self.mask), *state.shape[1:])
+        self._states[name][self._slots] = state
+
     # Called by the engine between forwards.
 
     def take_stream(self, states: Mapping[int, tuple[torch.Tensor, torch.Tensor]], places: torch.Tensor) -> None:
@@ -140,11 +197,18 @@ class KVCache(Cache):
         first = self._columns.start if self.is_prompt else 0
         return [start - first for start in self.starts[self._slots]]
 
-    def copy_prompt(self, source: int, end: int, length: int, target: int) -> None:
+    def states_of(self, slot: int) -> list[torch.Tensor]:
+        """Return the states of recurrent layers and convolutions of a slot, which later forwards replace."""
+        return [state[slot] for state in self._states.values()]
+
+    def copy_prompt(self, source: int, end: int, length: int, target: int, states: Sequence[torch.Tensor]) -> None:
         """Copy the prompt that ended before column `end` of slot `source` to slot `target`, replacing its content.
 
-        `end` counts columns as before any shift. `target` is a slot in use, or the first free one.
+        `end` counts columns as before any shift. `target` is a slot in use, or the first free one. `states` are those
+        after the prompt.
         """
+        for buffer, state in zip(self._states.values(), states, strict=True):
+            buffer[target] = state
         end -= self.moved
         prompt = slice(end - length, end)
         # It ends where all sequences end now.
@@ -172,7 +236,7 @@ class KVCache(Cache):
         if moving:
             targets = to_device(np.array(gaps), self.mask.device)
             sources = to_device(np.array(moving), self.mask.device)
-            for buffer in (self.mask, *self._all_buffers()):
+            for buffer in (self.mask, *self._all_buffers(), *self._states.values()):
                 buffer[targets] = buffer[sources]
         previous = list(range(num_kept))
         for gap, source in zip(gaps, moving, strict=True):
@@ -183,7 +247,7 @@ class KVCache(Cache):
 
     def clear(self, slot: int) -> None:
         """Zero a slot: a non-finite value would spread even where it is masked, as 0 * nan is nan."""
-        for buffer in self._all_buffers():
+        for buffer in (*self._all_buffers(), *self._states.values()):
             buffer[slot] = 0
 
     def _grow(self) -> None:
@@ -269,7 +333,7 @@ class CachedAttention:
         """Return which columns are in the chunk of each query, [slots, queries, columns]; layers share it."""
         if self.mask_of_chunk is None or self.mask_of_chunk[0] != chunk:
             firsts = self.ends[0] - self.query_positions[:, 0]
-            if CHUNKS_SKIP_PADDING:
+            if chunks_skip_padding():
                 firsts = self.is_seen.int().argmax(dim=1)
             of_columns = torch.div(self.columns - firsts[:, None], chunk, rounding_mode='floor')
             of_queries = torch.div(self.ends - firsts[:, None], chunk, rounding_mode='floor')

@@ -15,8 +15,25 @@ import numpy.typing as npt
 import torch
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from llmfoundry_gauntlet.engine.attention import Change, Replacement, changed, eager_changes, replacement, to_device
+from llmfoundry_gauntlet.engine.attention import (
+    Change,
+    Replacement,
+    Unsupported,
+    changed,
+    eager_changes,
+    replacement,
+    to_device,
+)
 from llmfoundry_gauntlet.engine.continuous import CACHED_PER_TOKEN, LEAST_BATCHES, requests_per_batch
+from llmfoundry_gauntlet.engine.forks import (
+    CachedRows,
+    JoinedReader,
+    copied,
+    lay_out_forks,
+    rows_after,
+    short_scans,
+    without_prefix,
+)
 from llmfoundry_gauntlet.engine.logits import (
     LogitReader,
     Tail,
@@ -27,7 +44,7 @@ from llmfoundry_gauntlet.engine.logits import (
     rounding_of,
     tail_of,
 )
-from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch
+from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, STREAM, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths, rotary_length
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, TreeLayout
 from llmfoundry_gauntlet.engine.trees import (
@@ -83,6 +100,7 @@ class CausalLanguageModel:
         self.in_step = is_sharded(self.model)  # ranks must make the same forwards, as each gathers sharded weights
         self.most_tokens: int | None = None  # per batch, once the device ran out of memory with more
         self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None
+        self._forked_prefix: tuple[Ids, Any] | None = None  # with the model's own cache
         self._next: tuple[Batch, Stream] | None = None  # laid out ahead
 
     @cached_property
@@ -164,10 +182,13 @@ class CausalLanguageModel:
             as_given('tokens_per_batch', self.most_tokens),
         )
 
-    def _read(self, batch: Batch) -> LogitReader | None:
+    def _read(self, batch: Batch) -> LogitReader | JoinedReader | None:
         """Return the reader of a batch's scored tokens; None for a batch that only runs a prefix."""
         if batch.layout == PADDED_ROWS:
             return self._padded_rows(batch)
+        if batch.layout == FORKED:
+            with self.attention(), short_scans(self.model):
+                return self._forked(batch)
         if not batch.trees and self.in_step:  # rerun even a cached prefix: ranks must make equally many forwards
             self.forget()
         prefix = {} if batch.prefix is None else self._cached(batch.prefix)
@@ -214,6 +235,80 @@ class CausalLanguageModel:
     def forget(self) -> None:
         """Free the cached prefix, which is stale once the weights change."""
         self._prefix = None
+        self._forked_prefix = None
+
+    def _forked(self, batch: Batch) -> LogitReader | JoinedReader | None:
+        """Run a batch in the model's own attention and cache."""
+        num_cached, cache = 0, None
+        if batch.prefix is not None:
+            num_cached, cache = len(batch.prefix), self._cached_by_model(batch.prefix)
+        if not batch.trees:
+            return None
+        requests = without_prefix(batch.requests, num_cached)
+        if not batch.forks:
+            return self._rows_after(requests, num_cached, cache)
+
+        layout = lay_out_forks(requests)
+        contexts = rows_after(num_cached, layout.contexts, layout.context_lengths, pads_left=True)
+        num_first = len(layout.context_reads)
+        first_targets, other_targets = np.split(layout.targets[layout.order], [num_first])
+        if cache is not None:
+            cache = copied(cache, self._indices(np.zeros(len(layout.contexts), np.int64)))
+        has_rows = len(layout.rows) > 0
+        first, cache = self._forward_rows(
+            contexts, layout.context_reads, first_targets, cache=cache, keeps_cache=has_rows
+        )
+        if not has_rows:
+            return JoinedReader([first], layout.order)
+        cache.reorder_cache(self._indices(layout.context_of_row))
+        rows = contexts.continued(layout.context_of_row, layout.rows, layout.row_lengths)
+        others, _ = self._forward_rows(rows, layout.row_reads, other_targets, cache=cache, keeps_cache=True)
+        return JoinedReader([first, others], layout.order)
+
+    def _rows_after(self, requests: Sequence[ScoreRequest], num_cached: int, cache: Any) -> LogitReader:
+        """Run whole rows, padded on the right, after a cached prefix or none."""
+        layout = lay_out_rows(requests)
+        rows = rows_after(num_cached, layout.tokens, layout.lengths)
+        if cache is not None:
+            cache = copied(cache, self._indices(np.zeros(len(layout.tokens), np.int64)))
+        reader, _ = self._forward_rows(rows, layout.reads, layout.targets, cache=cache, keeps_cache=cache is not None)
+        return reader
+
+    def _cached_by_model(self, prefix: Ids) -> Any:
+        """Return the model's own cache of a prefix, which must not be changed. One prefix is cached at a time."""
+        if self._forked_prefix is None or self._forked_prefix[0] is not prefix:
+            self._forked_prefix = None  # free its memory first
+            row = rows_after(0, prefix[None], np.array([len(prefix)]))
+            last = np.array([len(prefix) - 1])
+            _, cache = self._forward_rows(row, last, prefix[-1:], keeps_cache=True)
+            self._forked_prefix = (prefix, cache)
+        return self._forked_prefix[1]
+
+    def _indices(self, values: Ints) -> torch.Tensor:
+        return to_device(values.astype(np.int64), self.device)
+
+    def _forward_rows(
+        self, rows: CachedRows, reads: Ints, targets: Ids, *, cache: Any = None, keeps_cache: bool = False
+    ) -> tuple[LogitReader, Any]:
+        """Run rows after what a cache holds; return the reader of their logits, and the cache with these rows.
+
+        Raise Unsupported if the model leaves no cache.
+        """
+        reader, outputs = self._forward(
+            rows.tokens,
+            reads,
+            targets,
+            attention_mask=to_device(rows.mask.astype(np.int64), self.device),
+            position_ids=rows.positions,
+            cache=cache,
+            uses_cache=keeps_cache,
+        )
+        if not keeps_cache:
+            return reader, None
+        left = getattr(outputs, self.cache_argument, None)
+        if not hasattr(left, 'reorder_cache'):
+            raise Unsupported('a cache that cannot be copied')
+        return reader, left
 
     def _stream(self, stream: Stream, prefix: dict[int, KeyValue], *, is_cached: bool = False) -> LogitReader:
         """Run trees as one row."""
@@ -226,7 +321,7 @@ class CausalLanguageModel:
                 stream.targets,
                 position_ids=stream.depths[None],
                 attention_mask=engine.mask(self.device),
-            )
+            )[0]
 
     def _padded_rows(self, batch: Batch) -> LogitReader:
         """Run padded rows, with padding and hidden tokens masked."""
@@ -239,7 +334,7 @@ class CausalLanguageModel:
             seen &= rows.tokens != self.hidden_token_id
         mask = to_device(seen.astype(np.int64), self.device)
         with self.attention():
-            return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask)
+            return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask)[0]
 
     def _rows_of_reference(self, batch: Batch) -> LogitReader:
         """Run rows as llm-foundry does: padded to `padded_to`, every padding token masked, with eager attention.
@@ -251,7 +346,7 @@ class CausalLanguageModel:
         seen = rows.tokens != self.hidden_token_id
         mask = to_device(seen.astype(np.int64), self.device)
         with changed(eager_changes(self.model)):
-            return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask)
+            return self._forward(rows.tokens, rows.reads, rows.targets, attention_mask=mask)[0]
 
     def _forward(
         self,
@@ -261,26 +356,31 @@ class CausalLanguageModel:
         *,
         attention_mask: torch.Tensor | None,
         position_ids: npt.NDArray[np.integer[Any]] | None = None,
-    ) -> LogitReader:
-        """Run the model on tokens [R, L]; return the reader of logits at flat positions of [R * L]."""
+        cache: Any = None,
+        uses_cache: bool = False,
+    ) -> tuple[LogitReader, Any]:
+        """Run the model on tokens [R, L]; return the reader of logits at flat positions of [R * L], and the outputs."""
         arguments: dict[str, Any] = {
             'input_ids': to_device(tokens.astype(np.int64), self.device),
             'attention_mask': attention_mask,
-            'use_cache': False,
+            'use_cache': uses_cache,
         }
+        if cache is not None:
+            arguments[self.cache_argument] = cache
         if position_ids is not None and self.takes_positions:
             arguments['position_ids'] = to_device(position_ids.astype(np.int64), self.device)
         reader = LogitReader(reads, targets, self.device)
         layer = output_layer(self.model)
         if layer is None or self.tail is None:
             # What the model does to its logits is unknown: it makes those of all positions.
-            logits = logits_of(self.model(**arguments))
+            outputs = self.model(**arguments)
+            logits = logits_of(outputs)
             reader.take_all(logits.reshape(-1, logits.shape[-1]))
         else:
             with reading(layer, reader, self.tail):
-                self.model(**arguments)
+                outputs = self.model(**arguments)
         self.num_forwards += 1
-        return reader
+        return reader, outputs
 
 
 def batch_stream(batch: Batch) -> Stream:

@@ -11,6 +11,7 @@ true figure depends on the model (about 2,000 for a width of 512 on a CPU, more 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -32,8 +33,9 @@ from llmfoundry_gauntlet.engine.trees import (
 from llmfoundry_gauntlet.types import Ids, ScoreRequest
 
 STREAM = 'stream'  # trees in one row, attention within each tree
+FORKED = 'forked'  # contexts as rows, whose states in the model's own cache are copied for their choices
 PADDED_ROWS = 'padded_rows'  # one row per sequence; works with every model
-LAYOUTS = (STREAM, PADDED_ROWS)  # the fastest first
+LAYOUTS = (STREAM, FORKED, PADDED_ROWS)  # the fastest first
 
 # The estimate of work.
 PAIRS_PER_TOKEN = 2048
@@ -45,6 +47,12 @@ LEAST_PREFIX = 64  # tokens
 FAMILY = 8  # requests that justify starting a new tree
 LEAST_SAVED_BY_PREFIX = 1 / 32  # of tokens_per_batch; the prefix costs a forward of its own
 
+# A fork costs another forward and copies of the states.
+LEAST_SHARED_BY_FORK = 8  # tokens of a context
+MOST_FORKED = 8  # times tokens_per_batch: the tokens of all rows with their contexts, whose states are held at once
+MOST_PADDED = 1.25  # times the tokens without padding, once a batch holds LEAST_SHARE of its tokens
+LEAST_FORKED = 4  # contexts of one length after a cached prefix
+
 # A batch of padded rows that holds LEAST_SHARE of its tokens is closed once rows are shorter than SHORTEST_SHARE of its
 # longest: the padding would cost more than another forward.
 LEAST_SHARE = 1 / 16
@@ -53,11 +61,12 @@ SHORTEST_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """Requests that run together, by tree; in padded rows each request is a tree of its own.
+    """Requests that run together, by tree; in padded rows and forked each request is a tree of its own.
 
     `num_tokens` are the model's input tokens, with padding and without the cached `prefix`. `cost` is the estimated
     work in tokens. A batch without requests runs its prefix. `rope_length` sets the rotary frequencies of all rows;
-    None if they depend on no length. With `padded_to`, rows are padded to this length as by llm-foundry.
+    None if they depend on no length. With `padded_to`, rows are padded to this length as by llm-foundry. If `forks`, a
+    batch in the layout FORKED runs contexts before their choices; otherwise whole rows, after the prefix.
     """
 
     layout: str
@@ -67,6 +76,7 @@ class Batch:
     prefix: Ids | None = None
     rope_length: int | None = None
     padded_to: int = 0
+    forks: bool = False
 
     @property
     def requests(self) -> tuple[ScoreRequest, ...]:
@@ -100,6 +110,8 @@ class Batch:
     def _batch(self, trees: Sequence[Tree]) -> Batch:
         if self.layout == PADDED_ROWS:
             return batch_of_rows([tree.requests[0] for tree in trees], self.padded_to)
+        if self.layout == FORKED:
+            return batch_of_forks([tree.requests[0] for tree in trees], self.prefix, forks=self.forks)
         return make_batch(trees, self.prefix)
 
 
@@ -179,6 +191,8 @@ def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: 
     """Return batches of requests with the same rotary frequencies."""
     if layout == PADDED_ROWS:
         return pack_rows(scorable, tokens_per_batch, padded_to)
+    if layout == FORKED:
+        return plan_forks(scorable, tokens_per_batch)
     max_tree_tokens = min(MAX_TREE_TOKENS, tokens_per_batch)
     least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch
     without_prefix: list[Tree] = []
@@ -397,6 +411,145 @@ def batch_of_rows(requests: Sequence[ScoreRequest], padded_to: int = 0) -> Batch
         num_tokens=num_tokens,
         cost=num_tokens + num_pairs / PAIRS_PER_TOKEN,
         padded_to=padded_to,
+    )
+
+
+def plan_forks(scorable: Sequence[ScoreRequest], tokens_per_batch: int) -> list[Batch]:
+    """Return batches of contexts before their choices, or of whole rows where that is less work."""
+    least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch
+    without_prefix: list[ScoreRequest] = []
+    after_prefixes: list[Batch] = []
+    each_alone = [[measured] for measured in sort_requests(scorable)]
+    for family in families(each_alone):
+        members = [measured.request for measured in family.requests]
+        if not is_worth_caching(family, least_saved):
+            without_prefix += members
+            continue
+        # One array for all batches: they are recognized as following one prefix by its identity.
+        prefix = np.ascontiguousarray(members[0].contexts[0][: family.prefix])
+        after_prefixes += batches_after_prefix(members, tokens_per_batch, prefix)
+    forking = [request for request in without_prefix if saved_by_fork(request) >= LEAST_SHARED_BY_FORK]
+    others = [request for request in without_prefix if saved_by_fork(request) < LEAST_SHARED_BY_FORK]
+    return [
+        *pack_forks(forking, tokens_per_batch, forks=True),
+        *pack_forks(others, tokens_per_batch, forks=False),
+        *after_prefixes,
+    ]
+
+
+def batches_after_prefix(members: Sequence[ScoreRequest], tokens_per_batch: int, prefix: Ids) -> list[Batch]:
+    """Return batches after a cached prefix. Contexts fork only beside others of their length: padding would count."""
+    by_length: dict[int, list[ScoreRequest]] = defaultdict(list)
+    others = []
+    for request in members:
+        if saved_by_fork(request, len(prefix)) >= LEAST_SHARED_BY_FORK:
+            by_length[len(request.contexts[0])].append(request)
+        else:
+            others.append(request)
+    batches = []
+    for _, group in sorted(by_length.items(), reverse=True):
+        if len(group) < LEAST_FORKED:
+            others += group
+        else:
+            batches += pack_forks(group, tokens_per_batch, prefix, forks=True)
+    return [*batches, *pack_forks(others, tokens_per_batch, prefix, forks=False)]
+
+
+def saved_by_fork(request: ScoreRequest, num_cached: int = 0) -> int:
+    """Return the tokens that a request needs less if its context runs once before its choices."""
+    if any(context is not request.contexts[0] for context in request.contexts):
+        return 0
+    num_rows = len({continuation[:-1].tobytes() for continuation in request.continuations})
+    return (num_rows - 1) * (len(request.contexts[0]) - num_cached)
+
+
+class _ForkedSize(NamedTuple):
+    """The shape of forked requests: contexts and their longest, rows and their longest, and tokens without padding."""
+
+    num_contexts: int
+    context: int
+    num_rows: int
+    row: int
+    num_own: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the input tokens, with padding."""
+        return self.num_contexts * self.context + self.num_rows * self.row
+
+    def num_held(self, num_cached: int) -> int:
+        """Return the tokens whose states are held at once, after a cached prefix."""
+        return self.num_rows * (num_cached + self.context + self.row)
+
+    def joined(self, other: _ForkedSize) -> _ForkedSize:
+        """Return the shape of both together."""
+        return _ForkedSize(
+            self.num_contexts + other.num_contexts,
+            max(self.context, other.context),
+            self.num_rows + other.num_rows,
+            max(self.row, other.row),
+            self.num_own + other.num_own,
+        )
+
+
+def forked_size(request: ScoreRequest, num_cached: int, *, forks: bool) -> _ForkedSize:
+    """Return the shape of one request after a cached prefix."""
+    if forks:
+        num_context = len(request.contexts[0]) - num_cached
+        inputs = [continuation[:-1] for continuation in request.continuations if len(continuation) > 1]
+    else:
+        num_context = 0
+        inputs = [row[num_cached:] for row in input_rows(request)]
+    lengths = [len(row) for row in {row.tobytes(): row for row in inputs}.values()]
+    return _ForkedSize(int(forks), num_context, len(lengths), max(lengths, default=0), num_context + sum(lengths))
+
+
+def pack_forks(
+    requests: Sequence[ScoreRequest], tokens_per_batch: int, prefix: Ids | None = None, *, forks: bool
+) -> list[Batch]:
+    """Return batches of requests of similar length, the longest first."""
+    num_cached = 0 if prefix is None else len(prefix)
+    measured = [(forked_size(request, num_cached, forks=forks), request) for request in requests]
+    measured.sort(key=lambda pair: (-pair[0].context, -pair[0].row, pair[1].key))
+    batches: list[Batch] = []
+    group: list[ScoreRequest] = []
+    size = _ForkedSize(0, 0, 0, 0, 0)  # of the group
+    for of_request, request in measured:
+        joined = size.joined(of_request)
+        is_full = joined.num_tokens > tokens_per_batch or joined.num_held(num_cached) > MOST_FORKED * tokens_per_batch
+        is_padded = joined.num_tokens > MOST_PADDED * joined.num_own
+        is_wasteful = is_padded and size.num_tokens > LEAST_SHARE * tokens_per_batch
+        if group and (is_full or is_wasteful):
+            batches.append(batch_of_forks(group, prefix, forks=forks))
+            group, joined = [], of_request
+        group.append(request)
+        size = joined
+    if group:
+        batches.append(batch_of_forks(group, prefix, forks=forks))
+    return batches
+
+
+def batch_of_forks(requests: Sequence[ScoreRequest], prefix: Ids | None, *, forks: bool) -> Batch:
+    """Return a batch of forked requests, or of whole rows after a cached prefix."""
+    num_cached = 0 if prefix is None else len(prefix)
+    sizes = [forked_size(request, num_cached, forks=forks) for request in requests]
+    whole = sizes[0]
+    for size in sizes[1:]:
+        whole = whole.joined(size)
+    trees = []
+    for request, size in zip(requests, sizes, strict=True):
+        padded = size.num_contexts * whole.context + size.num_rows * whole.row
+        trees.append(Tree(requests=(request,), num_tokens=padded))
+    seen_by_context = num_cached + whole.context / 2
+    seen_by_row = num_cached + whole.context + whole.row / 2
+    num_pairs = whole.num_contexts * whole.context * seen_by_context + whole.num_rows * whole.row * seen_by_row
+    return Batch(
+        layout=FORKED,
+        trees=tuple(trees),
+        num_tokens=whole.num_tokens,
+        cost=whole.num_tokens + num_pairs / PAIRS_PER_TOKEN,
+        prefix=prefix,
+        forks=forks,
     )
 
 

@@ -35,7 +35,16 @@ from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
 from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.generate import Slot, TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, STREAM, Batch, make_batch, plan
+from llmfoundry_gauntlet.engine.plan import (
+    FORKED,
+    LAYOUTS,
+    PADDED_ROWS,
+    STREAM,
+    Batch,
+    batch_of_forks,
+    make_batch,
+    plan,
+)
 from llmfoundry_gauntlet.engine.trees import Tree, count_prefixes
 from llmfoundry_gauntlet.errors import plural
 from llmfoundry_gauntlet.types import Floats, GenerateRequest, Ids, ItemKey, ScoreOutput, ScoreRequest
@@ -44,6 +53,7 @@ log = logging.getLogger(__name__)
 
 NAMES = {
     STREAM: 'token stream',
+    FORKED: 'forked prefixes',
     PADDED_ROWS: 'padded rows',
     PROMPT_STREAM: 'key-value cache, prompts in a token stream',
     CACHE: 'key-value cache',
@@ -111,17 +121,23 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
     if not np.isfinite(expected_of_long).all():
         return Probe(layout=PADDED_ROWS, reason=NOT_FINITE, certain=False)
 
+    trials = {STREAM: trial_batches, FORKED: trial_forks}
+    # Forks take one to three forwards a batch, but ranks of a sharded model must make equally many.
+    layouts = [layout for layout in LAYOUTS if layout != FORKED or not language_model.in_step]
+
     def difference(layout: str) -> float:
         differences = [
-            np.abs(sums(language_model, batches, longest) - expected).max() for batches in trial_batches(short)
+            np.abs(sums(language_model, batches, longest) - expected).max() for batches in trials[layout](short)
         ]
         if np.max(differences) <= tolerance:  # the long row only if it decides
-            batches = plan(long, tokens_per_batch=longest, layout=layout)
+            batches = (
+                [batch_of_forks(long, None, forks=True)] if layout == FORKED else plan(long, tokens_per_batch=longest)
+            )
             differences.append(np.abs(sums(language_model, batches, longest) - expected_of_long).max())
         return float(np.max(differences))
 
     num_rows = len(expected) + len(expected_of_long)
-    return first_that_agrees(LAYOUTS, difference, tolerance, what=plural(num_rows, 'row'), unit=' nats')
+    return first_that_agrees(layouts, difference, tolerance, what=plural(num_rows, 'row'), unit=' nats')
 
 
 def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int) -> Probe:
@@ -317,6 +333,18 @@ def trial_batches(requests: Sequence[ScoreRequest]) -> Iterator[list[Batch]]:
         prefix = requests[0].contexts[0][:num_cached].copy()
         trees = [Tree(requests=(request,), num_tokens=count_prefixes((request,)) - num_cached) for request in requests]
         yield [make_batch(trees, prefix)]
+
+
+def trial_forks(requests: Sequence[ScoreRequest]) -> Iterator[list[Batch]]:
+    """Yield forks after contexts of unequal length, and after a cached prefix whole rows and forks."""
+    yield [batch_of_forks(requests, None, forks=True)]
+
+    shortest = min(len(request.contexts[0]) for request in requests)
+    num_cached = min(NUM_SHARED, shortest - 1)  # each context keeps a token to read logits from
+    if num_cached > 0:
+        prefix = requests[0].contexts[0][:num_cached].copy()
+        yield [batch_of_forks(requests, prefix, forks=False)]
+        yield [batch_of_forks([request], prefix, forks=True) for request in requests]
 
 
 def sums(language_model: CausalLanguageModel, batches: Sequence[Batch], rope_length: int) -> Floats:
