@@ -102,20 +102,24 @@ def zig_libraries(zig: str, version: str) -> Path:
     if cache is None:
         raise CannotRun(f'ziglang builds its C++ library into the cache, which {VARIABLE} turns off; or install g++')
     libraries = cache / f'{version}-{ZIG_TARGET}'
+    if libraries.is_dir():
+        return libraries
+    # On every rank, as only the first one's messages may be shown, and another may be the one that builds.
+    log.warning('ziglang builds its C++ library, once, in about two minutes: %s', libraries)
+    start = time.monotonic()
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache / 'lock'):  # other ranks wait, as each would take all cores
+        with FileLock(cache / 'lock'):  # the others wait: each would take all cores
             if not libraries.is_dir():
                 build_libraries(zig, libraries)
     except OSError as error:
         raise CannotRun(f'{cache}: ziglang cannot build its C++ library here: {error}') from None
+    log.warning('ziglang: the C++ library is built, in %.0f s', time.monotonic() - start)
     return libraries
 
 
 def build_libraries(zig: str, libraries: Path) -> None:
     """Build Zig's C++ libraries into a new folder. Raise CannotRun, or OSError."""
-    log.warning('ziglang builds its C++ library, once, in about two minutes: %s', libraries)
-    start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=libraries.parent) as work:
         source = Path(work, 'empty.cpp')
         source.write_text(
@@ -127,7 +131,6 @@ def build_libraries(zig: str, libraries: Path) -> None:
         arguments = [relocated(argument, cache, folder) for argument in linker_arguments(zig, source, cache)]
         (folder / ARGUMENTS).write_text('\n'.join(arguments) + '\n')
         os.rename(folder, libraries)
-    log.warning('ziglang: the C++ library is built, in %.0f s', time.monotonic() - start)
 
 
 def linker_arguments(zig: str, source: Path, cache: Path) -> list[str]:
