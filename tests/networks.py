@@ -12,7 +12,7 @@ import transformers as hf
 from packaging.version import Version
 from torch._dynamo.testing import CompileCounter
 
-from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch
+from llmfoundry_gauntlet.engine.plan import FORKED, LAYOUTS, PADDED_ROWS, STREAM, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.types import ItemKey, ScoreOutput, ScoreRequest
 
@@ -303,6 +303,18 @@ def sums_alone(model: Any, requests: Sequence[ScoreRequest], after: int = 0) -> 
             logprobs, _ = alone(model, context, continuation, after)
             sums.append(logprobs.sum(dtype=np.float64))
     return np.array(sums)
+
+
+def layouts_of(model: Any) -> list[str]:
+    """Return the layouts in which a model may be run by hand: forked only if it leaves a cache that can be copied.
+
+    Below transformers 5 some families return tuples.
+    """
+    with torch.no_grad():
+        outputs = model(input_ids=torch.tensor([[3, 4]]), use_cache=True)
+    caches = (getattr(outputs, 'past_key_values', None), getattr(outputs, 'cache', None))
+    can_fork = any(hasattr(cache, 'reorder_cache') for cache in caches)
+    return [layout for layout in LAYOUTS if layout != FORKED or can_fork]
 
 
 def check_against_bare_forwards(

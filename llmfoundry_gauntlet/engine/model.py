@@ -116,9 +116,17 @@ class CausalLanguageModel:
 
     @cached_property
     def cache_argument(self) -> str:
-        """Return the name of the argument that takes a KV cache: `cache` since transformers 5.24."""
-        parameters = inspect.signature(unwrapped(self.model).forward).parameters
-        return 'cache' if 'cache' in parameters else 'past_key_values'
+        """Return the name of the argument that takes a KV cache: `cache` since transformers 5.24.
+
+        A subclass may leave it to `**kwargs` for the class that it extends.
+        """
+        for of_class in type(unwrapped(self.model)).__mro__:
+            forward = vars(of_class).get('forward')
+            parameters = () if forward is None else inspect.signature(forward).parameters
+            for name in ('cache', 'past_key_values'):
+                if name in parameters:
+                    return name
+        return 'past_key_values'
 
     @property
     def vocabulary(self) -> int:

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, TemperatureLogitsWarper,
 from llmfoundry_gauntlet.engine import logits as reducing
 from llmfoundry_gauntlet.engine.logits import LogitReader, draw_tokens, next_tokens, output_layer, reading
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import LAYOUTS, PADDED_ROWS, plan
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, plan
 from llmfoundry_gauntlet.engine.trees import lay_out_rows
 from llmfoundry_gauntlet.types import Sampling
 
@@ -206,7 +206,7 @@ def check_all_layouts(model, *, learns: bool) -> CausalLanguageModel:
     assert largest == pytest.approx(max(largest_of_rows), rel=1e-4)
     assert rounding == 0
     assert (language_model.tail is not None) == learns
-    for layout in LAYOUTS:
+    for layout in networks.layouts_of(model):
         batches = plan(requests, tokens_per_batch=PREFIX_BUDGET, layout=layout)
         networks.check_against_bare_forwards(model, requests, networks.run(language_model, batches))
     return language_model
