@@ -50,6 +50,7 @@ LEAST_SAVED_BY_PREFIX = 1 / 32  # of tokens_per_batch; the prefix costs a forwar
 # A fork costs another forward and copies of the states.
 LEAST_SHARED_BY_FORK = 8  # tokens of a context
 MOST_FORKED = 8  # times tokens_per_batch: the tokens of all rows with their contexts, whose states are held at once
+MOST_ROWS = 256  # of a batch: a row's states take about 20 MB in a hybrid of 1B parameters, however short it is
 MOST_PADDED = 1.25  # times the tokens without padding, once a batch holds LEAST_SHARE of its tokens
 LEAST_FORKED = 4  # contexts of one length after a cached prefix
 
@@ -516,7 +517,11 @@ def pack_forks(
     size = _ForkedSize(0, 0, 0, 0, 0)  # of the group
     for of_request, request in measured:
         joined = size.joined(of_request)
-        is_full = joined.num_tokens > tokens_per_batch or joined.num_held(num_cached) > MOST_FORKED * tokens_per_batch
+        is_full = (
+            joined.num_tokens > tokens_per_batch
+            or joined.num_held(num_cached) > MOST_FORKED * tokens_per_batch
+            or joined.num_rows > MOST_ROWS
+        )
         is_padded = joined.num_tokens > MOST_PADDED * joined.num_own
         is_wasteful = is_padded and size.num_tokens > LEAST_SHARE * tokens_per_batch
         if group and (is_full or is_wasteful):

@@ -129,6 +129,19 @@ def hybrid_once(name: str) -> CausalLanguageModel:
     return language_model
 
 
+def test_a_batch_copies_states_for_a_limited_number_of_rows():
+    """They take memory however short the rows are. Mutation: limit the tokens alone."""
+    requests = [
+        ScoreRequest(
+            key=ItemKey('t', row), contexts=(ids(*range(20)),) * 3, continuations=(ids(1, 2), ids(3, 4), ids(5, 6))
+        )
+        for row in range(30)
+    ]
+    with patch.object(planning, 'MOST_ROWS', 12):
+        batches = plan(requests, tokens_per_batch=4096, layout=FORKED)
+    assert [len(batch.requests) for batch in batches] == [4] * 7 + [2]
+
+
 def see_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let contexts see their padding."""
 
