@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.results.files import read_results, write_lines
 from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
 from llmfoundry_gauntlet.types import ItemKey, ItemResult
@@ -36,7 +37,7 @@ RESULTS = st.builds(
     score=st.none() | st.floats(0, 1),
     prompt_sha256=TEXTS,
     prompt_shortened=st.booleans(),
-    metrics=st.dictionaries(TEXTS, FINITE, max_size=3),
+    metrics=st.dictionaries(TEXTS.filter(lambda name: name not in RENAMED), FINITE, max_size=3),
     facts=st.dictionaries(TEXTS, TEXTS | st.integers(), max_size=3),
     num_shots=st.none() | st.integers(0, 10) | st.floats(0, 10),
     cluster=st.just('') | st.integers(0, 2**64 - 1).map('{:016x}'.format),
