@@ -73,7 +73,7 @@ class Unsupported(NotImplementedError):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionRule:
-    """What a layer does to its attention scores.
+    """The rule by which a layer scales, masks and caps its attention scores.
 
     Scores are multiplied by `scaling` (None: the default, by the width of the query). `window` is the number of
     positions that a token attends to, including its own; with `chunk` it attends to those of its own chunk of so many

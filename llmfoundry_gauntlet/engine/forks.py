@@ -158,10 +158,10 @@ def has_scan_kernels() -> bool:
     return torch.cuda.is_available() and any(map(find_spec, ('mamba_ssm', 'kernels')))
 
 
-def copied(model_cache: Any, rows: torch.Tensor) -> Any:
-    """Return a cache whose row i is a copy of row `rows[i]`; the given one stays as it is."""
+def copied(model_cache: Any, num_rows: int) -> Any:
+    """Return a cache with this many copies of the only row of another one, which stays as it is."""
     new = copy.deepcopy(model_cache)
-    new.reorder_cache(rows)
+    new.reorder_cache(torch.zeros(num_rows, dtype=torch.long))
     return new
 
 

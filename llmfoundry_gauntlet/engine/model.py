@@ -261,7 +261,7 @@ class CausalLanguageModel:
         num_first = len(layout.context_reads)
         first_targets, other_targets = np.split(layout.targets[layout.order], [num_first])
         if cache is not None:
-            cache = copied(cache, self._indices(np.zeros(len(layout.contexts), np.int64)))
+            cache = copied(cache, len(layout.contexts))
         has_rows = len(layout.rows) > 0
         first, cache = self._forward_rows(
             contexts, layout.context_reads, first_targets, cache=cache, keeps_cache=has_rows
@@ -278,7 +278,7 @@ class CausalLanguageModel:
         layout = lay_out_rows(requests)
         rows = rows_after(num_cached, layout.tokens, layout.lengths)
         if cache is not None:
-            cache = copied(cache, self._indices(np.zeros(len(layout.tokens), np.int64)))
+            cache = copied(cache, len(layout.tokens))
         reader, _ = self._forward_rows(rows, layout.reads, layout.targets, cache=cache, keeps_cache=cache is not None)
         return reader
 

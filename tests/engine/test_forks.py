@@ -167,8 +167,8 @@ def copy_another_context(monkeypatch: pytest.MonkeyPatch) -> None:
 def share_a_prefix_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the cache of a prefix itself, which each batch then leaves longer."""
 
-    def same(cache: Any, rows: torch.Tensor) -> Any:
-        cache.reorder_cache(rows)
+    def same(cache: Any, num_rows: int) -> Any:
+        cache.reorder_cache(torch.zeros(num_rows, dtype=torch.long))
         return cache
 
     monkeypatch.setattr(model, 'copied', same)

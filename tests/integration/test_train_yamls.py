@@ -55,12 +55,13 @@ def overrides(data: Path, folder: Path) -> list[str]:
     settings = tiny.write_tasks(folder)
     (folder / 'riddles.yaml').write_text(json.dumps({'icl_tasks': tiny.write_riddles(folder)}))
     settings['tasks'] = f'[{settings["tasks"]},{folder}/riddles.yaml]'
+    of_callback = [f'callbacks.eval_gauntlet.{key}={value}' for key, value in settings.items()]
     return [
         *SMALL,
         f'tokenizer={data}/tokenizer',
         f'train_data.data_files=[{data}/train.jsonl]',
         f'train_data.cache_dir={folder}/cache',
-        *(f'callbacks.eval_gauntlet.{key}={value}' for key, value in settings.items()),
+        *of_callback,
         'callbacks.eval_gauntlet.subset_items=2',
         f'callbacks.eval_gauntlet.save_folder={folder}/gauntlet',
     ]
