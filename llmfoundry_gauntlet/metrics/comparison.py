@@ -6,8 +6,9 @@ Runs are paired: a difference is taken item by item, so item difficulty that bot
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import stdev
@@ -22,6 +23,7 @@ from llmfoundry_gauntlet.metrics.statistics import (
 from llmfoundry_gauntlet.types import Measure, Spread, Stratum
 
 ROUNDING = 1e-12  # smaller values count as 0
+LEVEL = 0.05  # the share of tables of equal runs in which any difference may be called clear
 POWER = 0.8  # of a minimum detectable effect
 MAX_CORRELATION = 0.9  # of adjacent checkpoints
 
@@ -30,9 +32,9 @@ MAX_CORRELATION = 0.9  # of adjacent checkpoints
 class Difference:
     """The measure of the second run minus that of the first. `num_items` counts the items that both have.
 
-    `p_value` is two-sided, from Student's t; `p_holm` is corrected for all simultaneous comparisons (Holm 1979).
-    `detectable` is the minimum detectable effect, with 80 % power at a level of 5 %. They are None if the error is
-    unknown.
+    `p_value` is two-sided, from Student's t; `p_holm` is corrected for all simultaneous comparisons
+    (`holm_in_families`). `level` is what `p_value` must be below to be clear if nothing else is, which is the first
+    step of that correction. They are None, but for the level, if the error is unknown.
     """
 
     first: Measure
@@ -41,15 +43,35 @@ class Difference:
     num_items: int
     p_value: float | None
     p_holm: float | None = None
+    level: float = LEVEL
 
     @property
     def detectable(self) -> float | None:
-        """Return the minimum detectable effect; None if unknown, also because all items differ by the same amount."""
+        """Return the minimum detectable effect: the true difference that is found at `level` with a power of 80 %.
+
+        None if unknown, also because all items differ by the same amount, and if no possible difference is so large.
+        The error is taken to be the same whatever the difference, which is too little near 0 and 1, where the error of
+        a share grows with it.
+        """
         spread = self.difference.spread
         if spread is None or spread.standard_error <= ROUNDING:
             return None
-        quantiles = student_quantile(spread.freedom), student_quantile(spread.freedom, POWER)
-        return sum(quantiles) * spread.standard_error
+        effect = errors_to_detect(spread.freedom, self.level) * spread.standard_error
+        _, largest_possible = spread.bounds
+        return effect if effect <= largest_possible else None
+
+
+@functools.lru_cache(maxsize=10_000)
+def errors_to_detect(freedom: float, level: float) -> float:
+    """Return how many standard errors a true difference must be to have the power in a two-sided test of Student's t.
+
+    It is exact for a normal estimate: the noncentrality with which t exceeds its quantile so often. That it falls below
+    the opposite quantile is so rare as not to count.
+    """
+    from scipy.special import nctdtrinc
+
+    critical = student_quantile(freedom, 1 - level / 2)
+    return float(nctdtrinc(freedom, 1 - POWER, critical))
 
 
 def difference(first: Measure, second: Measure, num_items: int) -> Difference:
@@ -95,6 +117,36 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         highest = max(highest, min(1.0, value * (len(known) - rank)))
         corrected[place] = highest
     return corrected
+
+
+def holm_in_families(families: Mapping[str, Sequence[float | None]]) -> dict[str, list[float | None]]:
+    """Return the p-values of a table, corrected within each family (Holm) and for the number of families (Bonferroni).
+
+    So equal runs have any corrected p-value below 5 % in at most 5 % of tables, however many families these have. A
+    family without p-values does not count.
+    """
+    num_families = num_tested(families)
+    corrected: dict[str, list[float | None]] = {}
+    for name, p_values in families.items():
+        corrected[name] = [
+            None if of_family is None else min(1.0, num_families * of_family) for of_family in holm(p_values)
+        ]
+    return corrected
+
+
+def levels_in_families(families: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
+    """Return the level of each family's first step: what a p-value must be below to be clear if no other one is."""
+    num_families = num_tested(families)
+    levels = {}
+    for name, p_values in families.items():
+        num_known = sum(value is not None for value in p_values)
+        levels[name] = LEVEL / max(1, num_known * num_families)
+    return levels
+
+
+def num_tested(families: Mapping[str, Sequence[float | None]]) -> int:
+    """Return the number of families that have any p-value."""
+    return sum(any(value is not None for value in p_values) for p_values in families.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

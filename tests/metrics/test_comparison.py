@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmfoundry_gauntlet.metrics.comparison import difference, holm, p_value, trend
-from llmfoundry_gauntlet.metrics.statistics import mean_over_clusters, spread_of
+from llmfoundry_gauntlet.metrics.comparison import (
+    difference,
+    holm,
+    holm_in_families,
+    levels_in_families,
+    p_value,
+    trend,
+)
+from llmfoundry_gauntlet.metrics.statistics import SHARE, mean_over_clusters, spread_of
 from llmfoundry_gauntlet.types import Measure, Stratum
 
 ABSENT = Measure(value=None, reason='2 of 9 items unscored: there is no answer')
@@ -178,12 +187,43 @@ def test_equal_differences_of_all_clusters_are_a_sign_test(first, second, cluste
     assert comparison.detectable is None
 
 
-def test_the_minimum_detectable_effect_has_80_percent_power():
-    comparison = difference(measure([0, 1, 0, 1, 0]), measure([1, 1, 0, 0, 1]), 5)
+@pytest.mark.parametrize('level', [0.05, 0.05 / 9, 0.05 / 57])
+@pytest.mark.parametrize('num_items', [5, 40])
+def test_the_minimum_detectable_effect_has_80_percent_power_at_the_level_of_a_star(level: float, num_items: int):
+    """By simulation: an estimate with normal error, and its squared error from a chi-squared distribution."""
+    random = np.random.default_rng(3)
+    second = [float(number % 3 == 0) for number in range(num_items)]
+    compared = replace(difference(measure([0.0] * num_items), measure(second), num_items), level=level)
+    freedom = num_items - 1
+    effect = compared.detectable / compared.difference.standard_error
 
-    # The quantiles 0.975 and 0.8 of Student's t with four degrees of freedom.
-    quantiles = 2.776445 + 0.940965
-    assert comparison.detectable == pytest.approx(quantiles * comparison.difference.standard_error, rel=1e-6)
+    estimates = effect + random.normal(size=200_000)
+    errors = np.sqrt(random.chisquare(freedom, 200_000) / freedom)
+    p_values = 2 * scipy.stats.t.sf(np.abs(estimates / errors), freedom)
+
+    assert np.mean(p_values < level) == pytest.approx(0.8, abs=0.005)
+
+
+def test_the_minimum_detectable_effect_is_that_of_a_z_test_with_many_items():
+    values = [0.0, 1.0] * 5000
+    compared = difference(measure([0.0] * 10_000), measure(values), 10_000)
+
+    # The normal quantiles 0.975 and 0.8; 0.05 / 2 / 57 leaves the quantile 3.3283.
+    error = compared.difference.standard_error
+    assert compared.detectable == pytest.approx((1.95996 + 0.84162) * error, rel=1e-3)
+    assert replace(compared, level=0.05 / 57).detectable == pytest.approx((3.32831 + 0.84162) * error, rel=1e-3)
+
+
+def test_a_difference_that_no_share_can_have_is_not_detectable():
+    """Of four items, at the level of 57 comparisons, it takes more than 10 errors of 0.25."""
+    first, second = ([float(number < right) for number in range(4)] for right in (1, 2))
+    shares = [mean_over_clusters(rights, np.arange(4, dtype=np.uint64), bounds=SHARE) for rights in (first, second)]
+
+    compared = difference(*shares, 4)
+
+    assert compared.difference.standard_error == pytest.approx(0.25)
+    assert replace(compared, level=0.05 / 57, difference=measure([0, 0, 1, 0])).detectable > 1.0
+    assert replace(compared, level=0.05 / 57).detectable is None
 
 
 # Holm's correction.
@@ -204,6 +244,31 @@ def test_the_minimum_detectable_effect_has_80_percent_power():
 )
 def test_holm_correction_by_hand(given_values, expected):
     assert holm(given_values) == pytest.approx(expected, abs=1e-15)
+
+
+def test_families_are_corrected_each_and_for_their_number():
+    """Three families have p-values: by Holm within one, then three times as large; the fourth does not count."""
+    families = {'tasks': [0.001, None, 0.01], 'composites': [0.02], 'score': [0.4], 'others': [None]}
+
+    corrected = holm_in_families(families)
+
+    assert corrected['tasks'] == pytest.approx([0.001 * 2 * 3, None, 0.01 * 3])
+    assert corrected['composites'] == pytest.approx([0.02 * 3])
+    assert corrected['score'] == [1.0]
+    assert corrected['others'] == [None]
+
+
+def test_the_level_of_a_family_is_that_of_its_smallest_p_value():
+    families = {'tasks': [0.001, None, 0.01], 'composites': [0.02], 'others': [None]}
+
+    assert levels_in_families(families) == pytest.approx(
+        {'tasks': 0.05 / 2 / 2, 'composites': 0.05 / 2, 'others': 0.05}
+    )
+
+
+def test_tables_without_p_values_have_nothing_to_correct():
+    assert holm_in_families({'tasks': [None], 'score': []}) == {'tasks': [None], 'score': []}
+    assert levels_in_families({'tasks': [None], 'score': []}) == {'tasks': 0.05, 'score': 0.05}
 
 
 # Trends.

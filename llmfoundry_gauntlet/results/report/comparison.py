@@ -9,7 +9,14 @@ from typing import Any
 from llmfoundry_gauntlet.config.settings import CHAT
 from llmfoundry_gauntlet.errors import ConfigError, RecordError, plural
 from llmfoundry_gauntlet.evaluation.run import WITHOUT_EFFECT, Evaluation, summarize
-from llmfoundry_gauntlet.metrics.comparison import Difference, Trend, difference, holm, trend
+from llmfoundry_gauntlet.metrics.comparison import (
+    Difference,
+    Trend,
+    difference,
+    holm_in_families,
+    levels_in_families,
+    trend,
+)
 from llmfoundry_gauntlet.metrics.consistency import NO_ITEMS, PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.results.report.scores import tasks_of_composites
@@ -127,7 +134,7 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Differences of a run from the first: 'tasks', 'composites' and 'score', each corrected for their number.
+    """Differences of a run from the first: 'tasks', 'composites' and 'score', corrected for the number of all.
 
     All are over the items of `common`, by task. `averages` are the composites that are averages. `warnings` count the
     other items and list differences besides the model.
@@ -307,23 +314,26 @@ def metric_names(tasks: Mapping[str, Task], keys: Iterable[str], metric: str | N
 
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Return comparisons shown together with their p-values corrected for the number of all of a kind (Holm)."""
+    """Return comparisons shown together with their p-values corrected for the number of all of them.
+
+    Tasks, composites and SCORE are a family each.
+    """
     kinds = dict.fromkeys(kind for comparison in comparisons for kind in comparison.groups)
+    p_values: dict[str, list[float | None]] = {}
     for kind in kinds:
-        comparisons = corrected_of_kind(comparisons, kind)
-    return list(comparisons)
+        p_values[kind] = [of_name.p_value for comparison in comparisons for of_name in comparison.groups[kind].values()]
+    levels = levels_in_families(p_values)
+    corrected_values = {kind: iter(values) for kind, values in holm_in_families(p_values).items()}
 
-
-def corrected_of_kind(comparisons: Sequence[Comparison], kind: str) -> list[Comparison]:
-    """Return the comparisons with the p-values of one kind, such as 'tasks', corrected for the number of all of it."""
-    p_values = [compared.p_value for comparison in comparisons for compared in comparison.groups[kind].values()]
-    corrected_values = iter(holm(p_values))
     with_corrected = []
     for comparison in comparisons:
-        group = {
-            name: replace(compared, p_holm=next(corrected_values)) for name, compared in comparison.groups[kind].items()
-        }
-        with_corrected.append(replace(comparison, groups={**comparison.groups, kind: group}))
+        groups = {}
+        for kind, group in comparison.groups.items():
+            groups[kind] = {
+                name: replace(of_name, p_holm=next(corrected_values[kind]), level=levels[kind])
+                for name, of_name in group.items()
+            }
+        with_corrected.append(replace(comparison, groups=groups))
     return with_corrected
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.errors import UnwrittenError, duration, listed, plural
 from llmfoundry_gauntlet.evaluation.estimate import Estimate
-from llmfoundry_gauntlet.metrics.comparison import Difference, p_value
+from llmfoundry_gauntlet.metrics.comparison import LEVEL, Difference, p_value
 from llmfoundry_gauntlet.metrics.statistics import variance_shares, weighted_sum
 from llmfoundry_gauntlet.results.files import RESULTS, composite_record, measure_record
 from llmfoundry_gauntlet.results.report.comparison import Comparison, Trends
@@ -33,7 +33,7 @@ from llmfoundry_gauntlet.results.report.tables import (
 from llmfoundry_gauntlet.results.runs import Run, find_evaluations, recorded_run
 from llmfoundry_gauntlet.types import Measure
 
-CLEAR = 0.05  # a corrected p-value below it is marked, and a trend with one is shown with its signal to noise
+CLEAR = LEVEL  # a corrected p-value below it is marked, and a trend with one is shown with its signal to noise
 SHOWN_SHARES = 3  # of an average's variance, the largest
 BATCHES = 1000  # of training, the unit of printed slopes over at least as many
 TITLE = 'Eval Gauntlet'
@@ -43,8 +43,9 @@ MANY_AT_LIMIT = 0.1  # of a task's generations; with more a note names the limit
 SHOWN_AT_LIMIT = 5  # tasks named of those with the same limit
 OTHER_TASKS = 'tasks outside the gauntlet'
 LEGEND = (
-    f'*: a clear difference, p below {CLEAR} after correction for the number of comparisons (Holm)',
-    'MDE: minimum detectable effect, the true difference that such a comparison finds in 8 of 10 cases',
+    f'*: a clear difference, p below {CLEAR} after correction for the number of all comparisons shown (Holm)',
+    'MDE: minimum detectable effect, the true difference that gets a star in 8 of 10 cases (for scores near 0 and 1 '
+    'it is larger)',
     'scores are over the items that have the same prompt in both runs',
 )
 TREND_LEGEND = (
