@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -14,7 +14,6 @@ import torch
 from torch import distributed
 
 from llmfoundry_gauntlet.engine.attention import changed, eager_changes, to_device
-from llmfoundry_gauntlet.engine.forks import short_scans
 from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.logits import logits_of, output_layer, picking, rounding_of
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
@@ -173,8 +172,7 @@ class DecodingModel:
 
         # The engine's attention writes to the cache itself; in layout CACHE the model does.
         models_cache = cache if self.layout == CACHE else None
-        scans = nullcontext() if models_cache is None else short_scans(language_model.model)
-        with attention, scans:
+        with attention, language_model.scanning(tokens.shape[1]):
             return self._logits(tokens, positions, mask, pick, models_cache)[:, -1]
 
     def _logits(

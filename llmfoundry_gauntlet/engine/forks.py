@@ -8,11 +8,8 @@ that comes before a choice. Choices are padded on the right, where nothing follo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -21,8 +18,6 @@ import torch
 from llmfoundry_gauntlet.engine.logits import LogitReader
 from llmfoundry_gauntlet.engine.trees import targets_of
 from llmfoundry_gauntlet.types import Bools, Floats, Ids, Ints, ScoreRequest
-
-SCAN_CHUNK = 32  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -152,37 +147,8 @@ def lay_out_forks(requests: Sequence[ScoreRequest]) -> ForkedRows:
     )
 
 
-@cache
-def has_scan_kernels() -> bool:
-    """Return whether kernels may be installed that scan on a GPU."""
-    return torch.cuda.is_available() and any(map(find_spec, ('mamba_ssm', 'kernels')))
-
-
 def copied(model_cache: Any, num_rows: int) -> Any:
     """Return a cache with this many copies of the only row of another one, which stays as it is."""
     new = copy.deepcopy(model_cache)
     new.reorder_cache(torch.zeros(num_rows, dtype=torch.long))
     return new
-
-
-@contextmanager
-def short_scans(model: torch.nn.Module) -> Iterator[None]:
-    """Let scans of state-space layers (Mamba 2) work in chunks of at most SCAN_CHUNK tokens.
-
-    The length of chunks is a parameter of the algorithm and does not change its result. transformers' own scan pads
-    each row to a multiple of it, 128 or 256 tokens, however short the row is. Kernels for GPUs keep their length.
-    """
-    if has_scan_kernels():
-        yield
-        return
-    lengths = []
-    for module in model.modules():
-        length = getattr(module, 'chunk_size', None)
-        if isinstance(length, int) and hasattr(module, 'conv1d') and length > SCAN_CHUNK:
-            lengths.append((module, length))
-            module.chunk_size = SCAN_CHUNK  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module, length in lengths:
-            module.chunk_size = length  # type: ignore[assignment]

@@ -31,7 +31,6 @@ from llmfoundry_gauntlet.engine.forks import (
     copied,
     lay_out_forks,
     rows_after,
-    short_scans,
     without_prefix,
 )
 from llmfoundry_gauntlet.engine.logits import (
@@ -46,6 +45,7 @@ from llmfoundry_gauntlet.engine.logits import (
 )
 from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, STREAM, Batch
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths, rotary_length
+from llmfoundry_gauntlet.engine.scans import Scans
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, TreeLayout
 from llmfoundry_gauntlet.engine.trees import (
     Stream,
@@ -97,6 +97,7 @@ class CausalLanguageModel:
         self.num_forwards = 0
         self.eager: list[Change] = []  # switch the model to eager attention, if the probe found that necessary
         self.has_fixed_attention = False  # other than eager, and the probe cannot switch it; logged
+        self.shortens_scans = False  # of recurrent layers, once the probe found that it changes nothing
         self.in_step = is_sharded(self.model)  # ranks must make the same forwards, as each gathers sharded weights
         self.most_tokens: int | None = None  # per batch, once the device ran out of memory with more
         self._prefix: tuple[Ids, dict[int, KeyValue]] | None = None
@@ -113,6 +114,15 @@ class CausalLanguageModel:
         """Return whether the model takes position ids; models with ALiBi need none."""
         parameters = inspect.signature(unwrapped(self.model).forward).parameters
         return 'position_ids' in parameters or self.engine_attention.by_name
+
+    @cached_property
+    def scans(self) -> Scans:
+        """Return the scans of the model's recurrent layers."""
+        return Scans(self.model)
+
+    def scanning(self, longest: int) -> AbstractContextManager[None]:
+        """Return the context for a forward of rows of at most this length."""
+        return self.scans.chunked_for(longest) if self.shortens_scans else nullcontext()
 
     @cached_property
     def cache_argument(self) -> str:
@@ -195,7 +205,7 @@ class CausalLanguageModel:
         if batch.layout == PADDED_ROWS:
             return self._padded_rows(batch)
         if batch.layout == FORKED:
-            with self.attention(), short_scans(self.model):
+            with self.attention():
                 return self._forked(batch)
         if not batch.trees and self.in_step:  # rerun even a cached prefix: ranks must make equally many forwards
             self.forget()
@@ -379,14 +389,15 @@ class CausalLanguageModel:
             arguments['position_ids'] = to_device(position_ids.astype(np.int64), self.device)
         reader = LogitReader(reads, targets, self.device)
         layer = output_layer(self.model)
-        if layer is None or self.tail is None:
-            # What the model does to its logits is unknown: it makes those of all positions.
-            outputs = self.model(**arguments)
-            logits = logits_of(outputs)
-            reader.take_all(logits.reshape(-1, logits.shape[-1]))
-        else:
-            with reading(layer, reader, self.tail):
+        with self.scanning(tokens.shape[1]):
+            if layer is None or self.tail is None:
+                # What the model does to its logits is unknown: it makes those of all positions.
                 outputs = self.model(**arguments)
+                logits = logits_of(outputs)
+                reader.take_all(logits.reshape(-1, logits.shape[-1]))
+            else:
+                with reading(layer, reader, self.tail):
+                    outputs = self.model(**arguments)
         self.num_forwards += 1
         return reader, outputs
 

@@ -68,6 +68,7 @@ HALF_TOLERANCE = 2  # in half precision, of summed log-probabilities, in roundin
 NUDGED_TOLERANCE = 1.5  # the same, in differences of padded rows that are rounded otherwise
 HALF_TOLERANCE_OF_LOGITS = 8  # the same for logits of generations
 LEAST_CONTRAST = 2  # least change of the outputs with other contexts, in tolerances
+LONGEST_SCAN = 600  # tokens: more than two chunks of any model
 MAX_EAGER_SCORES = 1 << 27  # attention scores per layer that eager attention may hold at once
 
 # The rows to score, and the prompts.
@@ -103,6 +104,7 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
     the probe is as long, to reveal shorter attention windows.
     """
     check_attention(language_model, vocabulary=vocabulary, longest=longest)
+    check_scans(language_model, vocabulary=vocabulary, longest=longest)
     short, long = rows_to_score(vocabulary, longest, language_model.hidden_token_id)
     floor = plan(short, tokens_per_batch=MAX_SHORT * len(short), layout=PADDED_ROWS)
     tolerance = tolerance_of(language_model, short, longest)
@@ -221,6 +223,19 @@ def check_attention(language_model: CausalLanguageModel, *, vocabulary: int, lon
         use_eager_attention(
             language_model, f'{own} is {difference:.1g} nats off the eager attention that defines the model'
         )
+
+
+def check_scans(language_model: CausalLanguageModel, *, vocabulary: int, longest: int) -> None:
+    """Compare padded rows whose recurrent layers scan in short chunks with the model's own; use them if they agree."""
+    if language_model.shortens_scans or not language_model.scans:
+        return
+    short, long = rows_to_score(vocabulary, min(longest, LONGEST_SCAN), language_model.hidden_token_id)
+    tolerance = tolerance_of(language_model, short, longest)
+    batches = plan([*short, *long], tokens_per_batch=MAX_SHORT * len(short), layout=PADDED_ROWS)
+    expected = sums(language_model, batches, longest)
+    language_model.shortens_scans = True
+    difference = np.abs(sums(language_model, batches, longest) - expected).max()
+    language_model.shortens_scans = bool(difference <= tolerance)
 
 
 def use_eager_attention(language_model: CausalLanguageModel, reason: str) -> None:

@@ -148,6 +148,7 @@ class ModelRunner:
             if any(gather(bool(self.language_model.eager))):
                 reason = 'another rank found it off the eager attention that defines the model'
                 use_eager_attention(self.language_model, reason)
+            self.language_model.shortens_scans = all(gather(self.language_model.shortens_scans))
             if self.generator is not None and probed.generation is not None:
                 self.generator.layout = probed.generation.layout
         return probed

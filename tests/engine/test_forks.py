@@ -18,7 +18,7 @@ from llmfoundry_gauntlet.engine import forks, model
 from llmfoundry_gauntlet.engine import plan as planning
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, GenerationDecoder
-from llmfoundry_gauntlet.engine.forks import CachedRows, lay_out_forks, rows_after, short_scans
+from llmfoundry_gauntlet.engine.forks import CachedRows, lay_out_forks, rows_after
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
@@ -218,16 +218,3 @@ def test_the_probe_refuses_states_of_another_slot(name: str, monkeypatch: pytest
     states_of = KVCache.states_of
     monkeypatch.setattr(KVCache, 'states_of', lambda cache, slot: [0 * state for state in states_of(cache, slot)])
     assert probe_generation(generator, **sizes).layout == NO_CACHE
-
-
-@needs_states
-def test_scans_are_as_long_as_before_an_evaluation():
-    network = every_family.build('falcon_h1')
-    mixers = [module for module in network.modules() if hasattr(module, 'chunk_size')]
-    assert mixers
-    for mixer in mixers:
-        mixer.chunk_size = 128
-    with pytest.raises(KeyError), short_scans(network):
-        assert {mixer.chunk_size for mixer in mixers} == {forks.SCAN_CHUNK}
-        raise KeyError
-    assert {mixer.chunk_size for mixer in mixers} == {128}
