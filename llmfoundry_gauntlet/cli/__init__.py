@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.cli.data import data_commands
 from llmfoundry_gauntlet.cli.explain import explain
 from llmfoundry_gauntlet.cli.inspect import ls, validate
 from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, CliCommand, CliGroup
-from llmfoundry_gauntlet.cli.report import compare, report, show
+from llmfoundry_gauntlet.cli.report import compare, gate, report, show
 from llmfoundry_gauntlet.cli.run import eval_file, export, run
 from llmfoundry_gauntlet.cli.watch import watch
 from llmfoundry_gauntlet.config.resources import plugin_of
@@ -37,7 +37,7 @@ app = typer.Typer(
 PURPOSES: dict[str, dict[str, Callable[..., None]]] = {
     'Tasks and data': {'ls': ls, 'explain': explain, 'validate': validate},
     'Evaluate': {'run': run, 'watch': watch, 'eval': eval_file, 'export': export},
-    'Read scores': {'show': show, 'compare': compare, 'report': report},
+    'Read scores': {'show': show, 'compare': compare, 'gate': gate, 'report': report},
 }
 GROUPS = {'Tasks and data': {'data': data_commands}}
 
@@ -92,7 +92,8 @@ for purpose, commands in PURPOSES.items():
 def main() -> None:
     """Run the console script, printing errors without tracebacks.
 
-    Exit status: 0 success, 1 a check failed, 2 an error the user can fix, 3 an internal error.
+    Exit status: 0 success, 1 a check failed, 2 an error the user can fix, 3 an internal error, or of `gauntlet gate` an
+    unclear verdict.
     """
     with contextlib.ExitStack() as stack:
         if '--traceback' not in sys.argv:

@@ -380,7 +380,7 @@ def unknown_option(name: str, parameters: Iterable[Any]) -> str:
 def problem_of_usage(error: Any, parameters: Sequence[Any], args: Sequence[str]) -> str:
     """Return what click or typer says is wrong in the words of this package: the name as typed, value, what is allowed.
 
-    Values are whole numbers or words; all others are texts and paths, which are checked where they are used.
+    Values are numbers or words; all others are texts and paths, which are checked where they are used.
     """
     if type(error).__name__ == 'NoSuchOption':
         return unknown_option(error.option_name, parameters)
@@ -393,6 +393,8 @@ def problem_of_usage(error: Any, parameters: Sequence[Any], args: Sequence[str])
     of_type = getattr(parameter, 'type', None)  # of click, which typer uses up to version 0.2x
     least = getattr(parameter, 'min', getattr(of_type, 'min', None))
     allowed = 'a whole number' if least is None else f'a whole number, {least} or more'
+    if parameter.metavar == 'NUMBER':
+        allowed = 'a number'
     if '|' in parameter.metavar:
         allowed = ', '.join(parameter.metavar.split('|'))
     return f'{name}: is {value!r}; allowed: {allowed}'

@@ -1,4 +1,4 @@
-"""`gauntlet report`, `compare` and `show`: write an HTML report, compare runs, and print tables of scores."""
+"""`gauntlet report`, `compare`, `gate` and `show`: write an HTML report, compare and judge runs, print their scores."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from llmfoundry_gauntlet.cli.options import OutputFormat, check_options, problems_of_file, takes
+from llmfoundry_gauntlet.cli.options import CHECK_FAILED, OutputFormat, check_options, problems_of_file, takes
 from llmfoundry_gauntlet.errors import ConfigError
 
-OUTPUT, CONTENT = 'Output', 'Content of the page'  # headings of --help
+OUTPUT, CONTENT, MARGINS = 'Output', 'Content of the page', 'Margins'  # headings of --help
+UNCLEAR = 3  # the exit status of a gate that can neither block nor pass a run
 Runs = Annotated[
     list[Path],
     typer.Argument(metavar='FOLDER', help='Folders of evaluations, or of several at training checkpoints.'),
@@ -120,6 +121,97 @@ def compare(
     first, *others = [read_run(find_results(folder)[-1][0]) for folder in runs]
     compared = [comparison.compare_runs(first, other, metric=metric, allow_missing=allow_missing) for other in others]
     printing.print_comparisons(comparison.corrected(compared), metric, form)
+
+
+@takes()
+def gate(
+    context: typer.Context,
+    first: Annotated[
+        Path,
+        typer.Argument(metavar='A', help='Folder of the run to compare with, or of its evaluations: the last one.'),
+    ],
+    second: Annotated[Path, typer.Argument(metavar='B', help='Folder of the run that is judged.')],
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            metavar='NUMBER',
+            help='By how much an average of B may be lower, in units of the score. Default: 0.03.',
+            rich_help_panel=MARGINS,
+        ),
+    ] = None,
+    task_margin: Annotated[
+        float | None,
+        typer.Option(
+            metavar='NUMBER',
+            help='The same for each task. Default: 0, with which a task can only be worse.',
+            rich_help_panel=MARGINS,
+        ),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar='NAME',
+            help='Row that must be shown not to be lower by more than its margin, beside gauntlet_average; may be '
+            'repeated.',
+            rich_help_panel=MARGINS,
+        ),
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar='FILE',
+            help='YAML file of margins, relative margins, required and ignored rows.',
+            rich_help_panel=MARGINS,
+        ),
+    ] = None,
+    alpha: Annotated[
+        float,
+        typer.Option(metavar='NUMBER', help='Error rate of the tests.', rich_help_panel='Comparison'),
+    ] = 0.05,
+    allow_different: Annotated[
+        bool,
+        typer.Option(
+            '--allow-different',
+            help='Judge runs of different items, prompts or settings by the items in common.',
+            rich_help_panel='Comparison',
+        ),
+    ] = False,
+    *,
+    form: OutputFormat,
+) -> None:
+    """Judge whether run B is worse than run A, and exit with 0 if it is ok, 1 if it is worse, 3 if that is unclear.
+
+    B is worse if any task, category, average or SCORE rate is shown to be lower by more than its margin. It is ok if
+    none is, and gauntlet_average is shown not to be. The status is 2 if the runs cannot be compared.
+
+    Examples:
+      gauntlet gate runs/baseline runs/candidate
+      gauntlet gate runs/baseline runs/candidate --policy gate.yaml --format json > verdict.json
+      gauntlet gate runs/float16 runs/int8 --margin 0.02 --task-margin 0.05 --require copa
+    """
+    from llmfoundry_gauntlet.config.gate import gate_settings
+    from llmfoundry_gauntlet.metrics.gate import OK, WORSE
+    from llmfoundry_gauntlet.results.files import find_results
+    from llmfoundry_gauntlet.results.report.gate import gate_runs
+    from llmfoundry_gauntlet.results.report.gate_tables import print_gate
+    from llmfoundry_gauntlet.results.runs import read_run
+
+    check_options(context, excludes={'policy': ('margin', 'task_margin')})
+    settings = gate_settings(
+        policy,
+        margin=margin,
+        task_margin=task_margin,
+        require=require or (),
+        alpha=alpha,
+        allow_different=allow_different,
+    )
+    baseline, candidate = [read_run(find_results(folder)[-1][0]) for folder in (first, second)]
+    judged = gate_runs(baseline, candidate, settings)
+    print_gate(judged, form)
+    if judged.verdict == WORSE:
+        raise typer.Exit(CHECK_FAILED)
+    if judged.verdict != OK:
+        raise typer.Exit(UNCLEAR)
 
 
 def show(
