@@ -34,8 +34,11 @@ from recorded_runs import copy_run
 
 import llmfoundry_gauntlet
 from llmfoundry_gauntlet.cli import app
+from llmfoundry_gauntlet.config.gate import GatePolicy
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, decode_settings
 from llmfoundry_gauntlet.config.tasks import SETTINGS, TaskSpec
+from llmfoundry_gauntlet.config.yaml import decode
+from llmfoundry_gauntlet.errors import Problems
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 
 sys.path.insert(0, str(ROOT / 'scripts'))
@@ -177,6 +180,10 @@ def test_inline_commands_have_the_options_they_name(page: Path):
 def check_yaml(block: Block) -> None:
     """Decode a YAML block by its top keys."""
     values: Any = OmegaConf.to_container(OmegaConf.create(block.text))
+    if block.title == 'gate.yaml':
+        problems = Problems(block.place)
+        assert decode(GatePolicy, values, '', problems), problems.messages
+        return
     assert set(values) <= {'icl_tasks', 'eval_gauntlet', 'score', 'callbacks', 'loggers'}
     if 'icl_tasks' in values:
         assert load_suite(values['icl_tasks']).tasks

@@ -5,8 +5,9 @@ that the true difference is at least -m, and proves harm: the run is worse. The 
 and proves that there is none beyond the margin (non-inferiority): the run is ok. It needs a margin above 0. What
 neither proves is unclear.
 
-A family has many rows, so its proofs of harm are corrected for their number (Holm 1979), at alpha / number of families.
-All required rows must be ok, which needs no correction (an intersection-union test; Berger 1982).
+Rows are many, so proofs of harm are corrected for their number in each family (Holm 1979), and for that of families: an
+equal run is blocked by any of them with a probability of at most alpha. All required rows must be ok, which needs no
+correction (an intersection-union test; Berger 1982).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llmfoundry_gauntlet.metrics.comparison import POWER, ROUNDING, Difference, holm
+from llmfoundry_gauntlet.metrics.comparison import POWER, ROUNDING, Difference, holm_in_families
 from llmfoundry_gauntlet.metrics.statistics import student_quantile
 from llmfoundry_gauntlet.types import Measure, Spread
 
@@ -55,7 +56,7 @@ class GateRow:
     margin: float
     is_required: bool
     evidence: Evidence | None
-    p_holm: float | None = None  # p_worse, corrected for the number of rows of the family
+    p_holm: float | None = None  # p_worse, corrected for the number of rows
     verdict: str | None = None
 
     @property
@@ -138,29 +139,27 @@ def student_below(value: float, freedom: float) -> float:
 
 
 def judged(rows: Sequence[GateRow], alpha: float) -> list[GateRow]:
-    """Return the rows with their verdicts: each family is tested at alpha / number of families."""
-    families = dict.fromkeys(row.family for row in rows if row.evidence is not None)
-    p_holm: dict[tuple[str, str], float | None] = {}
-    for family in families:
-        of_family = [row for row in rows if row.family == family]
-        p_values = [None if row.evidence is None else row.evidence.p_worse for row in of_family]
-        for row, corrected in zip(of_family, holm(p_values), strict=True):
-            p_holm[family, row.name] = corrected
+    """Return the rows with their verdicts; proofs of harm are corrected for all rows given."""
+    p_values: dict[str, list[float | None]] = {}
+    for row in rows:
+        p_values.setdefault(row.family, []).append(None if row.evidence is None else row.evidence.p_worse)
+    corrected_values = {family: iter(values) for family, values in holm_in_families(p_values).items()}
 
-    level = alpha / max(1, len(families))
-    return [judged_row(row, p_holm.get((row.family, row.name)), level=level, alpha=alpha) for row in rows]
+    with_verdicts = []
+    for row in rows:
+        p_holm = next(corrected_values[row.family])
+        with_verdicts.append(replace(row, p_holm=p_holm, verdict=verdict_of_row(row, p_holm, alpha)))
+    return with_verdicts
 
 
-def judged_row(row: GateRow, p_holm: float | None, *, level: float, alpha: float) -> GateRow:
-    """Return a row with its verdict, given its corrected probability and the level of its family."""
+def verdict_of_row(row: GateRow, p_holm: float | None, alpha: float) -> str | None:
+    """Return the verdict of a row, given its corrected probability; None without evidence."""
     if row.evidence is None or p_holm is None:
-        return row
-    verdict = UNCLEAR
-    if p_holm < level:
-        verdict = WORSE
-    elif row.evidence.p_ok is not None and row.evidence.p_ok < alpha:
-        verdict = OK
-    return replace(row, p_holm=p_holm, verdict=verdict)
+        return None
+    if p_holm < alpha:
+        return WORSE
+    p_ok = row.evidence.p_ok
+    return OK if p_ok is not None and p_ok < alpha else UNCLEAR
 
 
 def verdict_of(rows: Sequence[GateRow]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from clustered_items import credits_of, item, named, score_of, usual_error
 from scipy.stats import t as student
 
-from llmfoundry_gauntlet.metrics.comparison import Difference, difference, holm
+from llmfoundry_gauntlet.metrics.comparison import Difference, difference
 from llmfoundry_gauntlet.metrics.gate import (
     AVERAGES,
     OK,
@@ -144,24 +144,26 @@ def row_of(name: str, of: Difference, margin: float, *, family: str = TASKS, is_
     return GateRow(name=name, family=family, compared=of, margin=margin, is_required=is_required, evidence=shown)
 
 
-def test_harm_is_corrected_within_a_family_at_alpha_by_the_number_of_families():
-    """Mutation: alpha for each family, or a correction over all rows. The proof of no harm is not corrected."""
+def test_harm_is_corrected_for_rows_and_families_and_the_proof_of_no_harm_is_not():
+    """Mutation: alpha for each family, or a correction over all rows."""
     rows = [
         row_of('lost', compared(30, 12, 400), 0.0),
         row_of('lost less', compared(24, 12, 400), 0.0),
         row_of('same', compared(12, 12, 400), 0.0),
         row_of('average', compared(12, 12, 400), 0.05, family=AVERAGES, is_required=True),
     ]
-    p_values = [row.evidence.p_worse for row in rows]
-    corrected = holm(p_values[:3])
-    assert corrected[0] < ALPHA / 2
-    assert ALPHA / 2 < corrected[1] < ALPHA
+    lost, lost_less, same, average = (row.evidence.p_worse for row in rows)
+    of_one_family = [3 * lost, 2 * lost_less, same]
+    assert of_one_family[0] < ALPHA / 2
+    assert ALPHA / 2 < of_one_family[1] < ALPHA
 
-    shown = judged(rows, ALPHA)
+    of_two, of_one = judged(rows, ALPHA), judged(rows[:3], ALPHA)
 
-    assert [row.p_holm for row in shown] == [*corrected, p_values[3]]
-    assert [row.verdict for row in shown] == [WORSE, UNCLEAR, UNCLEAR, OK]
-    assert [row.verdict for row in judged(rows[:3], ALPHA)] == [WORSE, WORSE, UNCLEAR]
+    assert [row.p_holm for row in of_two] == pytest.approx([6 * lost, 4 * lost_less, 1.0, 1.0], rel=1e-12)
+    assert [row.verdict for row in of_two] == [WORSE, UNCLEAR, UNCLEAR, OK]
+    assert [row.p_holm for row in of_one] == pytest.approx(of_one_family, rel=1e-12)
+    assert [row.verdict for row in of_one] == [WORSE, WORSE, UNCLEAR]
+    assert average > 0.5
 
 
 @pytest.mark.parametrize(

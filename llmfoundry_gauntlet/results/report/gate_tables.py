@@ -26,15 +26,15 @@ from llmfoundry_gauntlet.types import Measure
 
 REQUIRED = '\u2020'  # marks rows that must be ok
 ORDER = (WORSE, OK, UNCLEAR, None)  # of verdicts in a table
-SHOWN_DIGITS = 16  # of a SHA-256
+SHOWN_DIGITS = 16  # of a digest
 MORE_ITEMS = 'more items, or a larger margin'
 NOT_COVERED = 'the error is over items; another seed of training {second} is not covered'
 LEGEND = (
     f'{REQUIRED}: required to be ok; any row that is worse blocks too',
     'worse, ok: shown to be lower, or not to be lower, by more than the margin; with a margin of 0 no row can be ok',
-    'p worse, p ok: how probable the difference is by luck; p worse is corrected within tasks, categories, averages '
-    'and SCORE (Holm), and tested at alpha / number of these',
-    'power: how often an equal model is ok; margin 80 %: the margin with which it is in 80 % of cases',
+    'p worse: how probable it is that an equal run is this low on any such row (Holm); p ok: how probable it is that a '
+    'run that is lower by the margin is this high',
+    'power: how often an equal run is ok; margin 80 %: the margin with which it is in 80 % of cases',
 )
 
 
@@ -122,16 +122,16 @@ def reason_of(gate: Gate) -> str:
     """Return why the verdict is what it is."""
     worse = [row.name for row in gate.rows if row.verdict == WORSE]
     if worse:
-        return f'worse is {listed(worse)}'
+        return f'shown to be worse: {listed(worse)}'
+    nothing_worse = 'no row is shown to be worse'
     if not gate.required:
-        return 'no row is worse, and nothing is required'
+        return f'{nothing_worse}, and nothing is required'
     unclear = [row for row in gate.required if row.verdict != OK]
-    shown = unclear or gate.required
-    rows = listed(f'{row.name} ({row.margin:.3g})' for row in shown)
+    rows = listed(f'{row.name} (margin {row.margin:.3g})' for row in unclear or gate.required)
     if not unclear:
-        return f'no row is worse, and not lower by more than its margin is {rows}'
+        return f'{nothing_worse}, and these are shown not to be: {rows}'
     hint = f'; {MORE_ITEMS}' if any(row.is_underpowered for row in unclear) else ''
-    return f'no row is worse, but lower by more than its margin may be {rows}{hint}'
+    return f'{nothing_worse}, but these may be: {rows}{hint}'
 
 
 def gate_record(gate: Gate) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def test_what_is_unclear_for_want_of_items_says_so(gauntlet, judge: Judge, judge
     assert status == 3
     assert row['power'] < 0.5
     assert row['hint'] == 'more items, or a larger margin'
-    assert out.splitlines()[-3].endswith('gauntlet_average (0.001); more items, or a larger margin')
+    assert out.splitlines()[-3].endswith('gauntlet_average (margin 0.001); more items, or a larger margin')
 
 
 def test_csv_and_markdown_have_every_row(gauntlet, judge: Judge, judged: dict[str, Path]):
