@@ -1,22 +1,33 @@
 """The benchmark: its table, its jobs, and our contenders on a tiny model."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from paths import ROOT
 
 sys.path.insert(0, str(ROOT / 'scripts' / 'bench'))
 
 import ours
 import parts
-from bare_forward import bare_batches
+from bare_forward import BareForward, bare_batches
+from materials import HYBRIDS, MORE_RULES, RECIPES
 from parts import LIKELIHOOD_ROWS, PARTS, SCORE_ROWS, ZERO_SHOT, Place
 from table import RowResult, group_means, groups_table, rows_table
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.types import ItemKey, ScoreRequest
 
 MODEL = ROOT / 'tests' / 'fixtures' / 'models' / 'rotary_bos'
 LIKELIHOOD = PARTS['likelihood']
+HYBRIDS_PART = PARTS['hybrids']
 
 
 def measured(num_items: int, *cpu_seconds: float, **answer: Any) -> list[dict[str, Any]]:
@@ -64,6 +75,21 @@ def test_a_group_has_geometric_means_of_ratios(results: list[RowResult]):
     (_, means), _ = group_means(LIKELIHOOD, results)
 
     assert list(means.values()) == pytest.approx([100.0, 4.0, 2.0])
+
+
+def test_the_table_has_the_largest_difference_of_a_log_probability_and_all_notes():
+    rounds = {
+        'ours': measured(2, 1.0, logprobs=[[-1.0, -2.0], [-3.0]], notes={'tokens run': '0.5'}),
+        'bare_forward': measured(2, 1.0),
+        'lm_eval': measured(2, 1.0, logprobs=[[-1.0, -1.75], [-3.125]], batch_size=8),
+        'no_cache': measured(2, 1.0, logprobs=None, notes={'no_cache': 'from 2 tokens'}),
+    }
+    of_row = RowResult(row=ZERO_SHOT_ROWS[0], vocabulary=8000, rounds=rounds)
+
+    assert of_row.as_json()['largest_difference'] == 0.25
+    first_row = rows_table([of_row]).splitlines()[2].rstrip()
+    assert ' 0.2 ' in first_row  # 0.25 with one digit
+    assert first_row.endswith('tokens run 0.5; no_cache from 2 tokens')
 
 
 def test_a_missed_target_is_shown_beside_the_mean(results: list[RowResult]):
@@ -116,3 +142,97 @@ def test_variants_run_one_by_one_give_the_same_choices_for_more_tokens(tmp_path:
     assert together['num_items'] == alone['num_items'] == 4
     share_of_tokens_run = float(together['notes']['tokens run'].split()[0])
     assert share_of_tokens_run < 1
+
+
+def scored_request(row: int, context: list[int], *continuations: list[int]) -> SimpleNamespace:
+    """Return what stands for an item: its request."""
+    contexts = (np.array(context),) * len(continuations)
+    ids = tuple(map(np.array, continuations))
+    return SimpleNamespace(request=ScoreRequest(key=ItemKey('task', row), contexts=contexts, continuations=ids))
+
+
+def test_whole_rows_share_nothing_but_letters_of_an_item_are_one_row():
+    items = {
+        # Rows of 3 + 1 and 3 + 2 tokens, as the last token of a choice is never an input.
+        0: scored_request(0, [1, 2, 3], [4, 5], [6, 7, 8]),
+        # One row of 2 tokens, read once for both letters.
+        1: scored_request(1, [1, 2], [4], [5]),
+    }
+    shape = ours.unshared_shape(SimpleNamespace(items=items, tokens_per_batch=64))
+
+    assert shape == {'num_tokens': 11, 'mean_length': pytest.approx(11 / 3), 'num_reads': 6, 'tokens_per_batch': 64}
+
+
+def test_without_a_cache_every_token_runs_its_whole_row():
+    # The first new token runs 3 and 5 tokens, the second 4 and 6.
+    assert ours.tokens_in_rows([3, 5], 2) == 18
+
+
+def jobs_of(label: str, folder: Path, **changes: Any) -> parts.Jobs:
+    """Return the jobs of the first row of the part `hybrids` with this task, on the sample rows."""
+    row = next(row for row in HYBRIDS_PART.rows if row.label == label)
+    return replace(row, **changes).jobs(Place(ROOT / 'eval_data', folder), quick=True)
+
+
+def test_the_texts_for_lm_eval_have_the_tokens_of_our_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Mutations: leave out the preamble; give the first context to all choices."""
+    monkeypatch.chdir(ROOT)
+    for label in ('hellaswag', 'arc_challenge', 'mmlu'):
+        job = jobs_of(label, tmp_path)['lm_eval']
+        tokenizer = AutoTokenizer.from_pretrained(MODEL)
+        encoder = Encoder(tokenizer)
+        prepared = ours.prepare_evaluation(ours.read(job['settings']), encoder, max_seq_len=4096)
+
+        texts_of_rows = list(ours.text_pairs(job['settings'], encoder))
+
+        assert len(texts_of_rows) == len(prepared.score_requests) > 1
+        for texts, request in zip(texts_of_rows, prepared.score_requests, strict=True):
+            for (context, continuation), *ids in zip(texts, request.contexts, request.continuations, strict=True):
+                assert tokenizer(context)['input_ids'] == ids[0].tolist()
+                assert tokenizer(continuation, add_special_tokens=False)['input_ids'] == ids[1].tolist()
+
+
+def test_fixed_shots_are_the_same_for_all_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+
+    def num_preambles(fixed_shots: bool) -> int:
+        jobs = jobs_of('arc_challenge', tmp_path, fixed_shots=fixed_shots)
+        data = ours.read(jobs['ours']['settings'])
+        (task,) = data.tasks.values()
+        examples = data.examples[task.key]
+        pairs = list(task.examples_with_shots(examples, examples))
+        return len({task.prompt(example, shots).preamble for example, shots in pairs})
+
+    # One, and for each of the three shots one with the spare in its place, for the item that asks its question.
+    assert num_preambles(fixed_shots=True) == 4
+    assert num_preambles(fixed_shots=False) > 4
+
+
+def test_generate_has_the_texts_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Mutation: keep the texts of `generate` in the order of the prompts' lengths."""
+    monkeypatch.chdir(ROOT)
+    jobs = jobs_of('gsm8k', tmp_path, max_new_tokens=8)
+    cached, uncached, bare = ours.Ours(), ours.Uncached(), BareForward()
+    for contender in (cached, uncached, bare):
+        contender.load(str(MODEL))
+
+    answer = cached.measure(**jobs['ours'])
+    of_generate = bare.measure(shape=answer['shapes']['planned'])
+    of_uncached = uncached.measure(**jobs['no_cache'])
+
+    assert of_generate['predictions'] == answer['predictions']
+    assert len(set(answer['predictions'])) > 1
+    assert uncached.generation_layout == 'no_cache'
+    assert of_uncached['notes'] == {'no_cache': 'from 2 tokens'}
+
+
+@pytest.mark.parametrize('family', [family for family in (*HYBRIDS, *MORE_RULES) if family in CONFIG_MAPPING])
+def test_models_of_today_are_as_wide_and_deep_as_the_llama(family: str):
+    config = AutoConfig.for_model(**{'model_type': family, 'vocab_size': 1000, 'pad_token_id': 2, **RECIPES[family]})
+    with torch.device('meta'):
+        model = AutoModelForCausalLM.from_config(config)
+
+    embeddings = model.get_input_embeddings().weight
+    assert embeddings.shape == (1000, 512)
+    assert len(model.model.layers) == 8
+    assert 10e6 < sum(weight.numel() for weight in model.parameters()) < 45e6

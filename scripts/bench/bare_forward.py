@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from materials import load_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoTokenizer
 from worker import measure
 
 BATCH_SIZES = (16, 32, 64)  # tried with `generate`
@@ -33,8 +34,9 @@ class BareForward:
 
     def load(self, model_folder: str, device: str = 'cpu', dtype: str = 'float32') -> None:
         """Load the model; the next measurement warms it up."""
-        self.device = device
+        self.model_folder, self.device = model_folder, device
         self.model = load_model(model_folder, device, dtype)
+        self.tokenizer = AutoTokenizer.from_pretrained(model_folder)
         self.warm = False
 
     def measure(self, *, shape: dict[str, Any]) -> dict[str, Any]:
@@ -71,34 +73,44 @@ class BareForward:
             keep.remove()
 
     def generate(self, *, contexts: list[list[int]], max_new_tokens: int) -> dict[str, Any]:
-        """Return the seconds at the best of `BATCH_SIZES`; batches are sorted by length and padded on the left."""
-        ordered = sorted(contexts, key=len, reverse=True)
+        """Return the seconds at the best of `BATCH_SIZES`, and the texts.
+
+        Batches are sorted by length and padded on the left. Sizes beyond the smallest that holds all are left out.
+        """
+        order = sorted(range(len(contexts)), key=lambda index: len(contexts[index]), reverse=True)
+        ordered = [contexts[index] for index in order]
         self.generate_batch(ordered[:2], 4)  # what the first call prepares is not measured
 
-        def generate_all(batch_size: int) -> None:
+        def generate_all(batch_size: int) -> list[list[int]]:
+            generated = []
             for start in range(0, len(ordered), batch_size):
-                self.generate_batch(ordered[start : start + batch_size], max_new_tokens)
+                generated += self.generate_batch(ordered[start : start + batch_size], max_new_tokens)
+            return generated
 
-        seconds_by_size = [measure(partial(generate_all, size), self.device)[0] for size in BATCH_SIZES]
-        fastest = min(seconds_by_size, key=lambda seconds: seconds['wall_seconds'])
-        return {**fastest, 'predictions': []}
+        num_smaller = sum(size < len(contexts) for size in BATCH_SIZES)
+        measured = [measure(partial(generate_all, size), self.device) for size in BATCH_SIZES[: num_smaller + 1]]
+        fastest, generated = min(measured, key=lambda pair: pair[0]['wall_seconds'])
+        texts = self.tokenizer.batch_decode(generated, skip_special_tokens=True)
+        text_of = dict(zip(order, texts, strict=True))
+        return {**fastest, 'predictions': [text_of[index] for index in range(len(contexts))]}
 
     @torch.no_grad()
-    def generate_batch(self, contexts: list[list[int]], max_new_tokens: int) -> None:
-        """Generate for one batch."""
+    def generate_batch(self, contexts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        """Generate for one batch; return the new tokens of each row."""
         longest = max(map(len, contexts))
         ids = torch.zeros(len(contexts), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
         for row, context in enumerate(contexts):
             ids[row, longest - len(context) :] = torch.tensor(context)
             mask[row, longest - len(context) :] = 1
-        self.model.generate(
+        whole_rows = self.model.generate(
             input_ids=ids.to(self.device),
             attention_mask=mask.to(self.device),
             max_new_tokens=max_new_tokens,
             do_sample=False,
             pad_token_id=self.model.config.eos_token_id,
         )
+        return whole_rows[:, longest:].tolist()
 
 
 def last_positions(num_reads: int, _: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

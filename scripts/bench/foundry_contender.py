@@ -20,11 +20,9 @@ from composer import Callback, Evaluator, Logger, State, Trainer
 from llmfoundry.utils.builders import build_composer_model, build_icl_evaluators, build_tokenizer
 from materials import MPT_CONFIG, load_model
 from transformers import PreTrainedTokenizerBase
-from worker import measure
+from worker import NUM_WARM_UP_ROWS, WARM_UP_TOKENS, measure
 
-NUM_WARM_UP_ROWS = 2
 WARM_UP_LENGTH = 512  # tokens that llm-foundry pads them to
-WARM_UP_TOKENS = 4
 
 
 class PredictionRecorder(Callback):

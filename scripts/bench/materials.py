@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +45,90 @@ FAMILIES: dict[str, dict[str, Any]] = {  # 25M parameters each without embedding
     },
 }
 MPT_CONFIG = 'mpt.json'
-LLAMA_1B = 'llama_1b'  # for GPUs: 1.1 billion parameters with a vocabulary of 50,000
-RECIPES = FAMILIES | {
-    LLAMA_1B: {
-        'model_type': LLAMA,
-        'hidden_size': 2048,
-        'num_hidden_layers': 22,
-        'num_attention_heads': 32,
-        'intermediate_size': 5632,
-        'num_key_value_heads': 4,
-        'max_position_embeddings': 2048,
-    }
+# Width 512 and 8 layers as above, with fewer heads of keys and tied embeddings, as small models of today have.
+GROUPED = {**GATED, 'num_key_value_heads': 2, 'head_dim': 64, 'tie_word_embeddings': True}
+THREE_LINEAR = ['linear_attention', 'linear_attention', 'linear_attention', 'full_attention']
+HYBRIDS: dict[str, dict[str, Any]] = {
+    'qwen3_5_text': {
+        **GROUPED,
+        'layer_types': 2 * THREE_LINEAR,
+        'linear_num_key_heads': 4,
+        'linear_num_value_heads': 8,
+        'linear_key_head_dim': 64,
+        'linear_value_head_dim': 64,
+    },
+    'olmo_hybrid': {**GROUPED, 'layer_types': 2 * THREE_LINEAR},
+    'falcon_h1': {
+        **GROUPED,
+        'mamba_d_ssm': 512,
+        'mamba_n_heads': 16,
+        'mamba_d_head': 32,
+        'mamba_d_state': 64,
+        'mamba_n_groups': 1,
+    },
+    'granitemoehybrid': {
+        **GROUPED,
+        'layer_types': 2 * ['mamba', 'mamba', 'mamba', 'attention'],
+        'num_local_experts': 0,
+        'num_experts_per_tok': 0,
+        'shared_intermediate_size': 1376,
+        'mamba_n_heads': 16,
+        'mamba_d_head': 64,
+        'mamba_d_state': 64,
+        'mamba_expand': 2,
+    },
+    'nemotron_h': {
+        **GROUPED,
+        'layers_block_type': 2 * ['mamba', 'mlp', 'mamba', 'attention'],
+        'mamba_num_heads': 16,
+        'mamba_head_dim': 64,
+        'ssm_state_size': 64,
+        'n_groups': 1,
+    },
+    'lfm2': {**GROUPED, 'layer_types': 2 * ['conv', 'conv', 'conv', 'full_attention']},
 }
+# With sinks and windows, with latent attention, and with chunks that the prompts of the benchmark exceed.
+MORE_RULES: dict[str, dict[str, Any]] = {
+    'gpt_oss': {**GROUPED, 'intermediate_size': 688, 'num_local_experts': 4, 'num_experts_per_tok': 2},
+    'deepseek_v3': {
+        **GROUPED,
+        'num_key_value_heads': 8,
+        'q_lora_rank': None,
+        'kv_lora_rank': 128,
+        'qk_rope_head_dim': 32,
+        'qk_nope_head_dim': 64,
+        'v_head_dim': 64,
+        'n_routed_experts': 4,
+        'num_experts_per_tok': 2,
+        'n_group': 1,
+        'topk_group': 1,
+        'first_k_dense_replace': 8,
+    },
+    'llama4_text': {
+        **GROUPED,
+        'intermediate_size_mlp': 1376,
+        'moe_layers': [],
+        'num_local_experts': 4,
+        'attention_chunk_size': 256,
+    },
+}
+LLAMA_1B = 'llama_1b'  # for GPUs: 1.1 billion parameters with a vocabulary of 50,000
+RECIPES = (
+    FAMILIES
+    | HYBRIDS
+    | MORE_RULES
+    | {
+        LLAMA_1B: {
+            'model_type': LLAMA,
+            'hidden_size': 2048,
+            'num_hidden_layers': 22,
+            'num_attention_heads': 32,
+            'intermediate_size': 5632,
+            'num_key_value_heads': 4,
+            'max_position_embeddings': 2048,
+        }
+    }
+)
 LIVELY = 3.0  # factor of the weights of all layers, with which generations do not repeat themselves
 
 
@@ -71,7 +144,8 @@ def texts_in(value: Any) -> Iterator[str]:
             yield from texts_in(inner)
 
 
-def training_text(data_root: str) -> list[str]:
+@cache
+def training_text(data_root: str) -> tuple[str, ...]:
     """Return the strings of all data files below the root, up to CHARACTERS_PER_FILE of each."""
     chosen = []
     for path in sorted(Path(data_root).rglob('*.jsonl')):
@@ -83,7 +157,7 @@ def training_text(data_root: str) -> list[str]:
                 left -= sum(map(len, texts))
                 if left <= 0:
                     break
-    return chosen
+    return tuple(chosen)
 
 
 def model_folder(vocabulary: int, data_root: str, folder: Path, family: str = LLAMA) -> Path:
@@ -92,7 +166,7 @@ def model_folder(vocabulary: int, data_root: str, folder: Path, family: str = LL
     recipe = json.dumps([vocabulary, RECIPES[family], torch.__version__, text]).encode()
     path = folder / f'{family}-{vocabulary}-{hashlib.sha256(recipe).hexdigest()[:12]}'
     if not (path / 'complete').exists():
-        make_tokenizer(text, vocabulary).save_pretrained(path)
+        make_tokenizer(data_root, vocabulary).save_pretrained(path)
         if family == FOUNDRY_MPT:  # created in the environment of llm-foundry, always with the same weights
             (path / MPT_CONFIG).write_text(json.dumps({**FAMILIES[family], 'vocab_size': vocabulary}))
         else:
@@ -113,7 +187,8 @@ def load_model(folder: str, device: str = 'cpu', dtype: str = 'float32') -> Any:
     return MPTForCausalLM(MPTConfig(**json.loads(config.read_text()))).eval()
 
 
-def make_tokenizer(text: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
+@cache  # the models of all families have one
+def make_tokenizer(data_root: str, vocabulary: int) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer of at most `vocabulary` entries that puts a bos before every text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -124,7 +199,7 @@ def make_tokenizer(text: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(text, trainer)
+    tokenizer.train_from_iterator(training_text(data_root), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f'{BOS} $A', pair=f'{BOS} $A {BOS} $B', special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
     )

@@ -13,13 +13,14 @@ from unittest.mock import patch
 
 import torch
 from materials import load_model
+from parts import PLANNED, UNSHARED
 from transformers import AutoTokenizer
-from worker import measure
+from worker import NUM_WARM_UP_ROWS, measure
 
 from llmfoundry_gauntlet.config.score import PROMPT
 from llmfoundry_gauntlet.engine import plan
 from llmfoundry_gauntlet.engine.continuous import assign_continuous_batches
-from llmfoundry_gauntlet.engine.decoding import GenerationDecoder, end_ids
+from llmfoundry_gauntlet.engine.decoding import NO_CACHE, GenerationDecoder, end_ids
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel, automatic_budget
 from llmfoundry_gauntlet.engine.probe import probe, probe_generation
@@ -32,7 +33,6 @@ from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.types import Example, ItemResult
 
 Ids = tuple[int, ...]
-WARM_UP_ROWS = 2
 PROBE_LENGTH = 512  # tokens; a Llama has no attention window that longer rows would show
 
 
@@ -48,17 +48,22 @@ class Ours:
     """Time everything from the files to the scores, with a fresh tokenizer, but not the probe of the model."""
 
     def load(self, model_folder: str, device: str = 'cpu', dtype: str = 'float32') -> dict[str, str]:
-        """Load the model; the next measurement warms it up. Return its batch layouts."""
+        """Load the model; the next measurement warms it up. Return its batch layouts, with how they were chosen."""
         self.model_folder, self.device = model_folder, device
         model = load_model(model_folder, device, dtype)
         self.language_model = CausalLanguageModel(model, device=torch.device(device))
-        vocabulary = min(len(self.tokenizer()), self.language_model.vocabulary)
-        self.scoring = probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
-        generator = self.generator(self.tokenizer())
-        self.generation = probe_generation(generator, vocabulary=vocabulary, longest=PROBE_LENGTH)
-        self.cached_bytes = generator.cached_bytes
         self.warm = False
-        return {'layouts': f'{self.scoring}; {self.generation}'}
+        return {'layouts': self.choose_layouts()}
+
+    def choose_layouts(self) -> str:
+        """Set the batch layouts that the model supports; return a description."""
+        vocabulary = min(len(self.tokenizer()), self.language_model.vocabulary)
+        scoring = probe(self.language_model, vocabulary=vocabulary, longest=PROBE_LENGTH)
+        generator = self.generator(self.tokenizer())
+        generation = probe_generation(generator, vocabulary=vocabulary, longest=PROBE_LENGTH)
+        self.scoring_layout, self.generation_layout = scoring.layout, generation.layout
+        self.cached_bytes = generator.cached_bytes
+        return f'{scoring}; {generation}'
 
     def tokenizer(self) -> Any:
         """Return a new tokenizer, which has cached no words yet."""
@@ -74,7 +79,7 @@ class Ours:
     ) -> dict[str, Any]:
         """Return seconds, predictions and notes for these settings, of the first `num_items` rows if given."""
         if not self.warm:
-            with first_items(WARM_UP_ROWS if 'tasks' in warm_up else None):  # SCORE's entry has fewer questions
+            with first_items(NUM_WARM_UP_ROWS if 'tasks' in warm_up else None):  # SCORE's entry has fewer questions
                 self.evaluate(read(warm_up), self.tokenizer(), max_seq_len)
             self.warm = True
         tokenizer = self.tokenizer()
@@ -91,6 +96,7 @@ class Ours:
             **seconds,
             'predictions': predictions(planned, results),
             'prompts': [result.prompt_sha256 for result in results],
+            'logprobs': None if planned.generate_requests else [result.logprobs for result in results],
             'num_items': len({result.key.row for result in results}),  # of SCORE: questions, whatever their variants
             **(generated(evaluated, results, wall) if planned.generate_requests else scored(evaluated)),
         }
@@ -115,10 +121,10 @@ class Ours:
             tokens_per_batch=budget.scoring,
             generation_tokens_per_batch=budget.generation,
             requests_per_batch=budget.requests,
-            layout=self.scoring.layout,
+            layout=self.scoring_layout,
         )
         generator = self.generator(tokenizer)
-        generator.layout = self.generation.layout
+        generator.layout = self.generation_layout
         outputs: list[Any] = [output for batch in forwards(planned) for output in self.language_model.run(batch)]
         for continuous_batch in assign_continuous_batches(planned.continuous_batches, num_ranks=1)[0]:
             outputs += generator.generate(continuous_batch)
@@ -145,9 +151,59 @@ class Alone(Ours):
             return super().evaluate(data, tokenizer, max_seq_len)
 
 
+class Uncached(Ours):
+    """Generate without a cache: whole rows for every new token."""
+
+    def choose_layouts(self) -> str:
+        """Set the layouts that work with every model."""
+        self.scoring_layout, self.generation_layout = plan.PADDED_ROWS, NO_CACHE
+        self.cached_bytes = 0
+        return 'padded rows; no cache'
+
+    def measure(self, *, settings: dict[str, Any], num_new_tokens: int, **job: Any) -> dict[str, Any]:
+        """Return seconds for all tokens of the generations, from those of the first `num_new_tokens`.
+
+        Tokens in rows are in proportion to seconds; attention grows faster, so the seconds are rather too few.
+        """
+        (task,) = settings['tasks']
+        max_new_tokens = task['generation_kwargs']['max_new_tokens']
+        short = {**task, 'generation_kwargs': {**task['generation_kwargs'], 'max_new_tokens': num_new_tokens}}
+        answer = super().measure(settings={**settings, 'tasks': [short]}, **job)
+
+        lengths = [len(context) for context in answer['shapes'][PLANNED]['contexts']]
+        times_more = tokens_in_rows(lengths, max_new_tokens) / tokens_in_rows(lengths, num_new_tokens)
+        return {
+            **answer,
+            'wall_seconds': answer['wall_seconds'] * times_more,
+            'cpu_seconds': answer['cpu_seconds'] * times_more,
+            'predictions': [],  # they are shorter than those of the others
+            'notes': {'no_cache': f'from {num_new_tokens} tokens'},
+        }
+
+
+def tokens_in_rows(lengths: Sequence[int], num_new_tokens: int) -> int:
+    """Return the tokens of all rows, if each new token runs its whole row, for prompts of these lengths."""
+    return sum(length + earlier for length in lengths for earlier in range(num_new_tokens))
+
+
 def read(settings: dict[str, Any]) -> EvaluationData:
     """Read the files of an evaluation."""
     return load_inputs(settings)
+
+
+def text_pairs(settings: dict[str, Any], encoder: Encoder) -> Iterator[list[tuple[str, str]]]:
+    """Yield the texts of each row of the task in these settings, as our tokenization joins them."""
+    data = read(settings)
+    (task,) = data.suite.tasks
+    examples = data.examples[task.key]
+    for example, shots in task.examples_with_shots(examples, examples):
+        prompt = task.prompt(example, shots)
+        continuations = encoder.continuations(prompt)
+        contexts = prompt.own_texts
+        if len(contexts) == 1:
+            contexts *= len(continuations)
+        whole_contexts = [prompt.preamble + context for context in contexts]
+        yield list(zip(whole_contexts, continuations, strict=True))
 
 
 def scored(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
@@ -161,7 +217,7 @@ def scored(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
         distinct = sum(count_prefixes(planned.score_requests) for planned in plans) / num_tokens
         notes = {'tokens run': f'{run:.3f} of the prompts, {distinct:.3f} are distinct'}
     return {
-        'shape': shape(plans[0]),
+        'shapes': {PLANNED: planned_shape(plans[0]), UNSHARED: unshared_shape(plans[0])},
         'sequences': {'count': len(rows), 'longest': max(map(len, rows))},
         'notes': notes,
     }
@@ -174,7 +230,7 @@ def generated(evaluated: Sequence[Evaluated], results: Sequence[ItemResult], wal
     prompt_tokens = sum(len(request.context) for request in planned.generate_requests)
     contexts = [request.context.tolist() for request in planned.generate_requests]
     return {
-        'shape': {'contexts': contexts, 'max_new_tokens': planned.generate_requests[0].max_new_tokens},
+        'shapes': {PLANNED: {'contexts': contexts, 'max_new_tokens': planned.generate_requests[0].max_new_tokens}},
         'sequences': {'count': len(results), 'longest': 1},  # logits are made after a row's last token only
         'notes': {
             'new tokens': f'{mean(lengths):.0f}, at most {max(lengths)}',
@@ -190,7 +246,7 @@ def forwards(planned: PlannedEvaluation) -> list[plan.Batch]:
     return assign(planned.batches, num_ranks=1)[0] if planned.batches else []
 
 
-def shape(planned: PlannedEvaluation) -> dict[str, float]:
+def planned_shape(planned: PlannedEvaluation) -> dict[str, float]:
     """Return the work that a plan leaves to the model, as the arguments of a bare forward.
 
     `num_tokens` are the planned unique tokens, `mean_length` the mean over distinct input sequences, `num_reads` the
@@ -205,6 +261,21 @@ def shape(planned: PlannedEvaluation) -> dict[str, float]:
         'num_tokens': num_model_tokens(planned),
         'mean_length': mean(map(len, input_rows(planned))),
         'num_reads': len(reads),
+        'tokens_per_batch': planned.tokens_per_batch,
+    }
+
+
+def unshared_shape(planned: PlannedEvaluation) -> dict[str, float]:
+    """Return the work of running every distinct row as a whole, without padding, as the arguments of a bare forward."""
+    rows = input_rows(planned)
+    reads_by_row: dict[Ids, int] = {}
+    for context, continuation in scored_ids(planned):
+        row = (*context, *continuation[:-1])
+        reads_by_row[row] = max(reads_by_row.get(row, 0), len(continuation))
+    return {
+        'num_tokens': sum(map(len, rows)),
+        'mean_length': mean(map(len, rows)),
+        'num_reads': sum(reads_by_row.values()),
         'tokens_per_batch': planned.tokens_per_batch,
     }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from materials import FAMILIES, FOUNDRY_MPT, LLAMA
+from materials import FAMILIES, FOUNDRY_MPT, HYBRIDS, LLAMA, MORE_RULES
 
 from llmfoundry_gauntlet.config.score import GENERATE, LIKELIHOOD, MMLU_PRO, OPTION_ORDER, PROMPT
 from llmfoundry_gauntlet.config.yaml import read_yaml
@@ -23,10 +24,16 @@ OF_FAMILIES = VOCABULARIES[1:]  # the families' own vocabularies have 32,000 (ll
 SHOT_ROWS = 2000  # rows to draw shots from: from a few they repeat, and prompts share prefixes
 TOKENS_PER_FOUNDRY_BATCH = 4096
 PROMPTS_PER_FOUNDRY_BATCH = 8
+LM_EVAL_BATCH_SIZES = (8, 16, 32)
 (QUESTIONS_FILE,) = FILES[MMLU_PRO]
 
 OURS, ALONE, BARE, FOUNDRY, LM_EVAL = 'ours', 'alone', 'bare_forward', 'llm_foundry', 'lm_eval'
-ROUNDS = {OURS: 3, ALONE: 3, BARE: 3, LM_EVAL: 2, FOUNDRY: 2}  # of a full run; a quick one has one round of each
+UNCACHED = 'no_cache'
+# Of a full run; a quick one has one round of each.
+ROUNDS = {OURS: 3, ALONE: 3, BARE: 3, LM_EVAL: 2, FOUNDRY: 2, UNCACHED: 1}
+
+# The shapes of the work that ours describes, by which the bare forward knows what to run.
+PLANNED, UNSHARED = 'planned', 'unshared'
 
 Jobs = dict[str, dict[str, Any]]
 
@@ -53,6 +60,12 @@ class Group:
         return value <= self.targets[ratio] if ratio.startswith(f'{OURS}/') else value >= self.targets[ratio]
 
 
+@cache
+def task_entries() -> dict[str, dict[str, Any]]:
+    """Return the YAML keys of all tasks by label."""
+    return {entry['label']: entry for entry in read_yaml(TASKS_YAML)['icl_tasks']}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow:
     """A task at one number of shots, on the first `items` rows of its file (number in a full run, in a quick run).
@@ -60,7 +73,7 @@ class TaskRow:
     llm-foundry runs the first `foundry_items`, as it pads all items to `max_seq_len` and each costs the same.
     `category` keeps the rows of one category. `stops` and `max_new_tokens` are for generation tasks; `end_scale` says
     how often the model ends a generation itself, `None` for the model of the other parts (`materials.lively_folder`).
-    `family` is that of the model.
+    `family` is that of the model. With `fixed_shots` all items have the same shots.
     """
 
     label: str
@@ -74,19 +87,20 @@ class TaskRow:
     max_new_tokens: int | None = None
     end_scale: float | None = None
     family: str = LLAMA
+    fixed_shots: bool = False
 
     @property
     def name(self) -> str:
         """'{label}/{n}-shot', with the family unless it is Llama, and the group if it is a generation task."""
         family = '' if self.family == LLAMA else f'{self.family}/'
+        shots = f'{self.num_shots}-shot' + (' fixed' if self.fixed_shots else '')
         group = f'/{self.group.name}' if self.max_new_tokens else ''
-        return f'{family}{self.label}/{self.num_shots}-shot{group}'
+        return f'{family}{self.label}/{shots}{group}'
 
     @property
     def entry(self) -> dict[str, Any]:
         """The YAML keys of the task."""
-        entries = {entry['label']: entry for entry in read_yaml(TASKS_YAML)['icl_tasks']}
-        entry = {**entries[self.label], 'num_fewshot': [self.num_shots], 'has_categories': False}
+        entry = {**task_entries()[self.label], 'num_fewshot': [self.num_shots], 'has_categories': False}
         if self.max_new_tokens is None:
             return entry
         return {
@@ -101,16 +115,17 @@ class TaskRow:
         path = self.write_rows(place, num_items)
         task = self.entry | {'dataset_uri': str(path)}
         others = {'task': task, 'rows_file': str(path), 'max_seq_len': self.max_seq_len}
+        settings = {'truncation': 'reference', **({'fewshot': 'fixed'} if self.fixed_shots else {})}
         batch_size = TOKENS_PER_FOUNDRY_BATCH // self.max_seq_len
         short = {**task, 'generation_kwargs': {'max_new_tokens': 4}} if 'generation_kwargs' in task else task
         jobs: Jobs = {
             OURS: {
-                'settings': {'tasks': [task], 'truncation': 'reference'},
-                'warm_up': {'tasks': [short], 'truncation': 'reference'},
+                'settings': {'tasks': [task], **settings},
+                'warm_up': {'tasks': [short], **settings},
                 'max_seq_len': self.max_seq_len,
                 'num_items': num_items,
             },
-            BARE: {},
+            BARE: {'shape': PLANNED},
             FOUNDRY: {**others, 'num_items': self.foundry_items[quick], 'batch_size': batch_size},
             LM_EVAL: {**others, 'num_items': num_items},
         }
@@ -210,15 +225,17 @@ Row = TaskRow | ScoreRow
 class Part:
     """A part of the benchmark. `contenders` are classes for `worker.py`.
 
-    A full run has all `vocabularies`, a quick one the last. `total` has the targets of all rows together. With
-    `needs_reference` all contenders run in the environment of llm-foundry, whose model it is.
+    A full run has all `vocabularies`, a quick one the last. `total` has the targets of all rows together. Contenders
+    `in_reference` run in the environment of llm-foundry, the others in that of the benchmark. `quick_batch_sizes` are
+    those that a quick run tries with lm-eval.
     """
 
     rows: tuple[Row, ...]
     contenders: Mapping[str, str]
     vocabularies: tuple[int, ...]
     total: Group | None = None
-    needs_reference: bool = False
+    in_reference: Collection[str] = (FOUNDRY, LM_EVAL)
+    quick_batch_sizes: tuple[int, ...] = LM_EVAL_BATCH_SIZES
 
 
 def task_group(name: str, foundry: float, lm_eval: float, bare: float | None = None) -> Group:
@@ -314,13 +331,84 @@ def family_rows(family: str) -> tuple[TaskRow, ...]:
     return tuple(replace(row, family=family) for row in rows)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestRow(TaskRow):
+    """A row with a model of today, in the environment of `requirements/lm-eval.txt`, where lm-eval runs our texts.
+
+    The bare forward runs whole rows, which share nothing. Generation is compared with transformers' `generate`, and
+    with ours without a cache, of which UNCACHED_TOKENS stand for all.
+    """
+
+    def jobs(self, place: Place, *, quick: bool) -> Jobs:
+        """Return the arguments of each contender's measurement."""
+        ours = TaskRow.jobs(self, place, quick=quick)[OURS]
+        if self.max_new_tokens is not None:
+            return {OURS: ours, BARE: {'shape': PLANNED}, UNCACHED: {**ours, 'num_new_tokens': UNCACHED_TOKENS}}
+        lm_eval = {name: ours[name] for name in ('settings', 'max_seq_len', 'num_items')}
+        return {OURS: ours, BARE: {'shape': UNSHARED}, LM_EVAL: lm_eval}
+
+
+def hybrid_group(name: str, lm_eval: float) -> Group:
+    """Return a kind of scoring over all hybrids, which shall also be no slower than a bare forward of whole rows."""
+    return Group(f'hybrids, {name}', {f'{LM_EVAL}/{OURS}': lm_eval, f'{BARE}/{OURS}': 0.9})
+
+
+UNCACHED_TOKENS = 2
+GENERATING = {f'{BARE}/{OURS}': 1, f'{UNCACHED}/{OURS}': 5}
+MMLU_OF_NEWEST = NewestRow(
+    label='mmlu',
+    num_shots=5,
+    group=hybrid_group('mmlu, own shots', 1.6),
+    items=(12, 2),
+    foundry_items=(0, 0),
+    category='nutrition',
+)
+HYBRID_ROWS = (
+    NewestRow(
+        label='hellaswag',
+        num_shots=0,
+        group=hybrid_group('hellaswag 0-shot', 2),
+        items=(32, 4),
+        foundry_items=(0, 0),
+    ),
+    NewestRow(
+        label='arc_challenge',
+        num_shots=3,
+        group=hybrid_group('arc, 3 own shots', 4.5),
+        items=(16, 3),
+        foundry_items=(0, 0),
+    ),
+    MMLU_OF_NEWEST,
+    replace(MMLU_OF_NEWEST, group=hybrid_group('mmlu, fixed shots', 6.5), items=(32, 8), fixed_shots=True),
+    NewestRow(
+        label='gsm8k',
+        num_shots=0,
+        group=Group('generation', GENERATING),
+        items=(16, 4),
+        foundry_items=(0, 0),
+        max_new_tokens=256,
+    ),
+)
+
+
+def newest_rows(family: str) -> tuple[NewestRow, ...]:
+    """Return the rows of a family: four to score, and one to generate."""
+    rows = HYBRID_ROWS
+    if family not in HYBRIDS:
+        # These run in the token stream, and shall be as fast as a Llama is over the four rows of the part `families`.
+        scoring = Group(family, {f'{LM_EVAL}/{OURS}': 2.6, f'{BARE}/{OURS}': 0.9})
+        generating = Group('generation of others', GENERATING)
+        rows = tuple(replace(row, group=generating if row.max_new_tokens else scoring) for row in HYBRID_ROWS)
+    return tuple(replace(row, family=family) for row in rows)
+
+
 PARTS = {
     'families': Part(
         rows=tuple(row for family in FAMILIES if family != FOUNDRY_MPT for row in family_rows(family)),
         contenders={
             OURS: 'ours:Ours',
             BARE: 'bare_forward:BareForward',
-            LM_EVAL: 'lm_eval_contender:LMEval',
+            LM_EVAL: 'lm_eval_reference:LMEvalOnFoundryTexts',
         },
         vocabularies=OF_FAMILIES,
         total=Group('all rows', {f'{LM_EVAL}/{OURS}': 2}),
@@ -333,7 +421,19 @@ PARTS = {
             FOUNDRY: 'foundry_contender:LLMFoundry',
         },
         vocabularies=OF_FAMILIES,
-        needs_reference=True,
+        in_reference=(OURS, BARE, FOUNDRY),
+    ),
+    'hybrids': Part(
+        rows=tuple(row for family in (*HYBRIDS, *MORE_RULES, LLAMA) for row in newest_rows(family)),
+        contenders={
+            OURS: 'ours:Ours',
+            BARE: 'bare_forward:BareForward',
+            LM_EVAL: 'lm_eval_contender:LMEvalOnOurTexts',
+            UNCACHED: 'ours:Uncached',
+        },
+        vocabularies=OF_FAMILIES,
+        in_reference=(),
+        quick_batch_sizes=LM_EVAL_BATCH_SIZES[:1],
     ),
     'likelihood': Part(
         rows=LIKELIHOOD_ROWS,
@@ -341,7 +441,7 @@ PARTS = {
             OURS: 'ours:Ours',
             BARE: 'bare_forward:BareForward',
             FOUNDRY: 'foundry_contender:LLMFoundry',
-            LM_EVAL: 'lm_eval_contender:LMEval',
+            LM_EVAL: 'lm_eval_reference:LMEvalOnFoundryTexts',
         },
         vocabularies=VOCABULARIES,
         total=task_group('all rows', 25, 2, 1.05),
@@ -351,13 +451,13 @@ PARTS = {
         contenders={
             OURS: 'ours:Ours',
             FOUNDRY: 'foundry_contender:LLMFoundry',
-            LM_EVAL: 'lm_eval_contender:LMEval',
+            LM_EVAL: 'lm_eval_reference:LMEvalOnFoundryTexts',
         },
         vocabularies=VOCABULARIES[:1],
     ),
     'score': Part(
         rows=SCORE_ROWS,
-        contenders={OURS: 'ours:Ours', ALONE: 'ours:Alone', LM_EVAL: 'lm_eval_contender:LMEvalScore'},
+        contenders={OURS: 'ours:Ours', ALONE: 'ours:Alone', LM_EVAL: 'lm_eval_reference:LMEvalScore'},
         vocabularies=VOCABULARIES[:1],
     ),
 }

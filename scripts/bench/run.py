@@ -4,6 +4,7 @@
 
 The model is a Llama (part families: one of each of nine families; part mpt: llm-foundry's own MPT with ALiBi) of 25M
 parameters besides its embeddings, with random weights; tokenizers of 8,000 and 50,000 entries are trained on the data.
+Part hybrids has six hybrids, and models with sinks, latent attention and chunks, all of that width and depth.
 Each contender has its own process, with the model in memory and one thread, and is idle while another is measured: in
 each round every contender runs the same rows with the same shots once. The table shows medians over rounds, in
 processor seconds per item; compare the ratios within one run.
@@ -15,10 +16,15 @@ llm_foundry   the Trainer's evaluation, including prompting and tokenization, at
               max_seq_len, so all cost the same and the first few items suffice
 lm_eval       tokenization and scoring or generation of ready texts, or (part score) its own SCORE tasks, at the best of
               batch sizes 8, 16, 32. The first round measures them all (a quick run until one is slower than a smaller
-              one), later rounds only the best
-bare_forward  only the model, over as many tokens as ours plans, in rows of their mean length, logits only where read
+              one, of part hybrids only 8), later rounds only the best
+bare_forward  only the model, over as many tokens as ours plans, in rows of their mean length, logits only where read.
+              In part hybrids over whole rows, in which nothing is shared, and for generation transformers' `generate`
+no_cache      ours without a cache, which runs whole rows for every new token (part hybrids). Measured for a few tokens;
+              the seconds are in proportion to the tokens in rows, so they leave out that attention grows faster
 
-Generation is greedy, by a copy of the model whose generations do not repeat themselves. Results are in
+Generation is greedy, by a copy of the model whose generations do not repeat themselves (not in the parts with other
+models than Llama). Part hybrids runs in the environment of `requirements/lm-eval.txt`, where lm-eval gets ready texts
+of ours; the table then has the largest difference of a choice's log-probability too. Results are in
 runs/bench/{part}.json.
 """
 
@@ -31,6 +37,7 @@ import platform
 import sys
 import time
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,7 +46,7 @@ import psutil
 import torch
 from contenders import Contender, load_all, running
 from materials import lively_folder, model_folder
-from parts import BARE, FOUNDRY, LM_EVAL, OURS, PARTS, ROUNDS, Part, Place, Row
+from parts import BARE, FOUNDRY, LM_EVAL, LM_EVAL_BATCH_SIZES, OURS, PARTS, ROUNDS, Part, Place, Row
 from table import RowResult, groups_table, rows_table
 
 OUT = Path('runs/bench')
@@ -57,7 +64,7 @@ class Bench:
     quick: bool
     place: Place
     device: str = 'cpu'
-    lm_eval_batch_sizes: tuple[int, ...] = (8, 16, 32)
+    lm_eval_batch_sizes: tuple[int, ...] = LM_EVAL_BATCH_SIZES
 
     @property
     def clock(self) -> str:
@@ -91,7 +98,7 @@ class Bench:
     ) -> dict[str, Any]:
         """Return a contender's answer in the next round."""
         if name == BARE:
-            job = {'shape': answers[OURS][0]['shape']}
+            job = {'shape': answers[OURS][0]['shapes'][job['shape']]}
         elif name == LM_EVAL and answers[name]:
             # The first round has found the fastest batch size.
             job = job | {'batch_size': answers[name][0]['batch_size']}
@@ -147,7 +154,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('part', nargs='?', choices=list(PARTS), default='likelihood')
     parser.add_argument('--quick', action='store_true', help='fewer items, one round, one vocabulary')
-    parser.add_argument('--rows', help='comma-separated names such as copa/0-shot; default: all')
+    parser.add_argument('--rows', default='*', help="comma-separated, such as copa/0-shot or 'lfm2/*'; default: all")
     parser.add_argument('--data-root', default=next(root for root in DATA_ROOTS if Path(root).is_dir()))
     parser.add_argument('--reference-python', default=REFERENCE_PYTHON, help='with llm-foundry and lm-eval')
     return parser.parse_args()
@@ -157,7 +164,8 @@ def main() -> None:
     options = parse_options()
     part = PARTS[options.part]
     rounds = {name: 1 if options.quick else ROUNDS[name] for name in part.contenders}
-    rows = [row for row in part.rows if options.rows is None or row.name in options.rows.split(',')]
+    patterns = options.rows.split(',')
+    rows = [row for row in part.rows if any(fnmatch(row.name, pattern) for pattern in patterns)]
     started = time.perf_counter()
     results = run_rows(part, rows, rounds, options)
     wall_seconds = time.perf_counter() - started
@@ -175,7 +183,7 @@ def run_rows(part: Part, rows: list[Row], rounds: dict[str, int], options: argpa
     """Run the rows with each vocabulary, a quick run only with the last; print each as it is done."""
     commands = {
         name: (
-            options.reference_python if part.needs_reference or name in (FOUNDRY, LM_EVAL) else sys.executable,
+            options.reference_python if name in part.in_reference else sys.executable,
             of_class,
         )
         for name, of_class in part.contenders.items()
@@ -183,7 +191,13 @@ def run_rows(part: Part, rows: list[Row], rounds: dict[str, int], options: argpa
     results: list[RowResult] = []
     place = Place(Path(options.data_root), OUT / 'rows')
     with running(commands, OUT) as contenders:
-        bench = Bench(contenders=contenders, rounds=rounds, quick=options.quick, place=place)
+        bench = Bench(
+            contenders=contenders,
+            rounds=rounds,
+            quick=options.quick,
+            place=place,
+            lm_eval_batch_sizes=part.quick_batch_sizes if options.quick else LM_EVAL_BATCH_SIZES,
+        )
         loaded = None
         for vocabulary in part.vocabularies[-1:] if options.quick else part.vocabularies:
             for row in rows:

@@ -49,9 +49,26 @@ class RowResult:
         return found
 
     @property
+    def largest_difference(self) -> float | None:
+        """Return the largest difference of a choice's log-probability to ours, None if no other contender has them."""
+        ours = self.rounds[OURS][0].get('logprobs')
+        others = [first for name, (first, *_) in self.rounds.items() if name != OURS]
+        theirs = [first['logprobs'] for first in others if first.get('logprobs')]
+        differences = [
+            abs(logprob - other)
+            for rows in theirs
+            for our_row, their_row in zip(ours, rows, strict=True)
+            for logprob, other in zip(our_row, their_row, strict=True)
+        ]
+        return max(differences, default=None)
+
+    @property
     def notes(self) -> dict[str, str]:
-        """Return the notes of our contender on its work."""
-        return self.rounds[OURS][0]['notes']
+        """Return the contenders' notes on their work."""
+        notes: dict[str, str] = {}
+        for rounds in self.rounds.values():
+            notes |= {name: note for name, note in rounds[0].get('notes', {}).items() if name not in notes}
+        return notes
 
     @property
     def lm_eval_batch_size(self) -> int | None:
@@ -74,6 +91,7 @@ class RowResult:
             'ratios': self.ratios,
             'lm_eval_batch_size': self.lm_eval_batch_size,
             'same': self.same,
+            'largest_difference': self.largest_difference,
             'notes': self.notes,
         }
 
@@ -85,6 +103,7 @@ def rows_table(results: Sequence[RowResult]) -> str:
     """
     rows = []
     for result in results:
+        difference = result.largest_difference
         counted = [result.rounds[name][0]['num_items'] for name in (OURS, FOUNDRY) if name in result.rounds]
         rows.append({
             'row': result.row.name,
@@ -94,6 +113,7 @@ def rows_table(results: Sequence[RowResult]) -> str:
             **result.ratios,
             'batch': result.lm_eval_batch_size,
             'same': ', '.join(f'{name} {same} of {made}' for name, (same, made) in result.same.items()),
+            **({} if difference is None else {'nats off': f'{difference:.0e}'}),
             'notes': '; '.join(f'{name} {value}' for name, value in result.notes.items()),
         })  # fmt: skip
     return tabulate(rows, headers='keys', floatfmt='.4g', missingval='-')

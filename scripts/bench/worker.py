@@ -5,7 +5,8 @@
 Requests and answers are JSON objects, one per line, over standard input and output; the output of libraries goes to
 standard error. The process ends at the end of its standard input. The class has two methods: `load(model_folder)`, and
 `measure(**job)`, which returns a mapping with at least the seconds of `measure` below and `predictions` by row: the
-chosen index, 1 or 0 for language_modeling, or the text of a generation.
+chosen index, 1 or 0 for language_modeling, or the text of a generation. With `logprobs`, those of each row's choices,
+and `notes` by name, the table has them too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 import torch
+
+NUM_WARM_UP_ROWS = 2
+WARM_UP_TOKENS = 4  # of a generation
 
 
 def serve(contender: Any, requests: TextIO, answers: TextIO) -> None:
