@@ -33,6 +33,7 @@ class ItemKey:
     file: str | None = None  # the file's stem, if a task has several files
     variant: str | None = None  # a perturbation, such as 'option_order:B'
     sample: int = 0  # number of the generation, if a prompt has several
+    is_gold: bool = False  # the right generation for the prompt, scored by likelihood beside those of the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +225,8 @@ Request = ScoreRequest | GenerateRequest
 class Item:
     """An example with the request for its prompt; `choices` are the texts to score, if any.
 
-    `num_shots` is the number of shots left after truncation; a partly truncated shot counts as a fraction.
+    `num_shots` is the number of shots left after truncation; a partly truncated shot counts as a fraction. `gold` of an
+    item that generates is the item that scores the right generation, whose result is joined to its own at the end.
     """
 
     example: Example
@@ -232,6 +234,7 @@ class Item:
     num_shots: float
     request: Request
     choices: tuple[str, ...] = ()
+    gold: Item | None = None
 
     @property
     def key(self) -> ItemKey:

@@ -39,7 +39,7 @@ def test_tokens_are_those_of_an_evaluation(encoder: Encoder, max_seq_len: int):
     prepared = prepare_evaluation(data, encoder, max_seq_len=max_seq_len)
     checked = 0
     for key, item in prepared.items.items():
-        if key.row not in (0, 7):
+        if key.row not in (0, 7) or key.is_gold:
             continue
         task = prepared.tasks[key.task]
         examples = data.examples[key.task]

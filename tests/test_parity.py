@@ -155,6 +155,8 @@ def requests_of(planned: PlannedEvaluation, case: dict[str, Any]) -> dict[int, t
     """Return the requests of a case with their token ids, by row."""
     requests = {}
     for key, item in planned.items.items():
+        if key.is_gold:
+            continue
         request = item.request
         if isinstance(request, GenerateRequest):
             ids = request.context

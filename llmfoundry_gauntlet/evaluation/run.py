@@ -40,12 +40,14 @@ from llmfoundry_gauntlet.scoring.code.execution import submit
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.tasks import Task
 from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.gold import gold_key, with_gold
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
 from llmfoundry_gauntlet.types import (
     Composites,
     Example,
     GenerateRequest,
+    Generation,
     Item,
     ItemKey,
     ItemResult,
@@ -102,7 +104,8 @@ class PreparedEvaluation:
     @property
     def num_tokens(self) -> int:
         """Return the number of tokens of all contexts, one per item, plus the maximum length of all generations."""
-        scored = sum(len(request.contexts[0]) for request in self.score_requests)
+        # Right generations are left out, so that batches of all others do not depend on them.
+        scored = sum(len(request.contexts[0]) for request in self.score_requests if not request.key.is_gold)
         return scored + sum(request.length for request in self.generate_requests)
 
     @property
@@ -132,7 +135,7 @@ class PreparedEvaluation:
             if output.key in scored:
                 continue
             item = self.items[output.key]
-            if self.tasks[output.key.task].runs_programs:
+            if isinstance(output, Generation) and self.tasks[output.key.task].runs_programs:
                 scored[output.key] = submit(self._result, item, output)
             else:
                 scored[output.key] = self._result(item, output, comparer)
@@ -254,10 +257,13 @@ def prepare_evaluation(
 
 
 def samples_of(items: Iterable[Item], num_samples: int) -> Iterator[Item]:
-    """Yield each item once for every generation of its prompt."""
+    """Yield each item once for every generation of its prompt, and the one that scores the right generation."""
     for item in items:
         for sample in range(num_samples):
-            yield replace(item, request=replace(item.request, key=replace(item.key, sample=sample)))
+            request = replace(item.request, key=replace(item.key, sample=sample))
+            yield replace(item, request=request, gold=None)
+        if item.gold is not None:
+            yield item.gold
 
 
 def one_task(prepared: PreparedEvaluation, key: str) -> PreparedEvaluation:
@@ -281,6 +287,7 @@ def plan_evaluation(
 ) -> PlannedEvaluation:
     """Return the evaluation with batches over all tasks together.
 
+    Right generations have batches of their own, so that those of choices are the same with and without them.
     Requests that contain `hidden_token_id` always run in padded rows, and those with a context of nothing else padded
     to the task's length: attention over a context that is masked as a whole depends on the padding. Requests with
     different rotary frequencies are never in one batch. `tokens_per_batch` is raised to the size of the largest
@@ -288,22 +295,25 @@ def plan_evaluation(
     batch.
     """
     others: list[ScoreRequest] = []
+    golds: list[ScoreRequest] = []
     hidden: list[ScoreRequest] = []
     blind: dict[int, list[ScoreRequest]] = defaultdict(list)  # by length
     for request in prepared.score_requests:
         task = request.key.task
+        unhidden = golds if request.key.is_gold else others
         if hidden_token_id is None or not prepared.tasks[task].is_in_llm_foundry:
-            others.append(request)
+            unhidden.append(request)
         elif is_blind(request, hidden_token_id):
             blind[prepared.max_seq_len_of(task)].append(request)
         elif holds(request, hidden_token_id):
             hidden.append(request)
         else:
-            others.append(request)
+            unhidden.append(request)
 
     def batches_of(tokens: int) -> list[Batch]:
         return [
             *plan(others, tokens_per_batch=tokens, layout=layout, rotary=rotary),
+            *plan(golds, tokens_per_batch=tokens, layout=layout, rotary=rotary),
             *plan(hidden, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=rotary),
         ]
 
@@ -372,7 +382,8 @@ def conclude(
         raise RuntimeError(f'{len(missing)} items are missing and {len(unknown)} unknown after gathering: {examples}')
     by_task: dict[str, list[ItemResult]] = {key: [] for key in planned.tasks}
     for key in planned.items:  # in row order
-        by_task[key.task].append(results[key])
+        if not key.is_gold:
+            by_task[key.task].append(with_gold(results[key], results.get(gold_key(key))))
     return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned, comparer=comparer)
 
 

@@ -30,6 +30,11 @@ BEYOND = 1e-6  # a value may be this far outside its bounds, by the rounding of 
 RENAMED = {'CutShare': 'TruncatedShare'}  # metrics by their earlier names, which are still read
 NUM_BINS = 10
 
+GOLD_BITS_PER_BYTE = 'GoldBitsPerByte'
+# Facts of an item that generates: the number of tokens of the right generation, or why its bits are not known.
+GOLD_TOKENS, NO_GOLD_BITS = 'gold_tokens', 'no_gold_bits_per_byte'
+NOT_MEASURED = 'the row has no gold answer, or the generation is from elsewhere, without the likelihood of one'
+
 
 class Absent(ValueError):
     """Raised if a metric has no value, with the reason."""
@@ -259,7 +264,12 @@ def scores_of(results: Iterable[ItemResult]) -> list[float]:
 
 def gold_bits_per_byte() -> Metric:
     """Return the metric of the gold continuation's bits per byte, a mean over items."""
-    return Metric('GoldBitsPerByte', bits_per_byte, bounds=(0.0, None))
+    return Metric(GOLD_BITS_PER_BYTE, bits_per_byte, bounds=(0.0, None))
+
+
+def gold_bits_of_generations() -> Metric:
+    """Return the same metric for items that generate, of which the right generation was scored by likelihood."""
+    return Metric(GOLD_BITS_PER_BYTE, generation_bits, bounds=(0.0, None))
 
 
 def choice_metrics() -> tuple[Metric, ...]:
@@ -284,6 +294,24 @@ def bits_per_byte(results: Sequence[ItemResult]) -> list[float]:
         -logprobs[gold] / math.log(2) / lengths[gold]
         for (logprobs, gold), lengths in zip(choice_scores(results), num_bytes, strict=True)
     ]
+
+
+def generation_bits(results: Sequence[ItemResult]) -> list[float | None]:
+    """Return the bits per byte of each prompt's right generation, at the position of the first one of the model.
+
+    Every sample of a prompt has them, as some of its samples may be unscored.
+    """
+    reasons = [
+        result.facts.get(NO_GOLD_BITS, NOT_MEASURED) for result in results if GOLD_BITS_PER_BYTE not in result.metrics
+    ]
+    if reasons:
+        ((commonest, _),) = Counter(reasons).most_common(1)
+        items = plural(len(results), 'item')
+        raise Absent(f'{GOLD_BITS_PER_BYTE} is not known of {len(reasons)} of {items}: {commonest}')
+    bits: list[float | None] = [None] * len(results)
+    for first, *_ in places_by_problem(results):
+        bits[first] = results[first].metrics[GOLD_BITS_PER_BYTE]
+    return bits
 
 
 def gold_probabilities(results: Sequence[ItemResult]) -> list[float]:

@@ -255,7 +255,7 @@ def num_finished(folder: Path) -> int:
             for line in filter(None, payloads(path.read_bytes())):
                 with contextlib.suppress(KeyError, TypeError, ValueError):
                     attempt.add(json.loads(line))
-    return len(attempt.results)
+    return sum(not key.is_gold for key in attempt.results)
 
 
 def next_attempt(folder: Path) -> int:

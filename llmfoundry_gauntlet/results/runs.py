@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ from llmfoundry_gauntlet.results.report.scores import (
 from llmfoundry_gauntlet.results.samples import read_samples, sample_line, samples_file
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.gold import gold_of
 from llmfoundry_gauntlet.tasks.score import score_task
-from llmfoundry_gauntlet.types import ItemResult
+from llmfoundry_gauntlet.types import ItemKey, ItemResult
 
 SHOWN_OF_SCORE = ('accuracy', 'consistency_rate')
 MAX_RUNS = 8  # that colours tell apart
@@ -234,7 +236,12 @@ def finished_run(folder: Path) -> Finished | None:
     run = read_run(folder)
     if run.record.get('identity') is None:
         return None
-    results = {result.key: result for of_task in run.results.values() for result in of_task}
+    results: dict[ItemKey, ItemResult] = {}
+    for result in chain.from_iterable(run.results.values()):
+        results[result.key] = result
+        gold = gold_of(result)  # an item of its own while an evaluation runs
+        if gold is not None:
+            results[gold.key] = gold
     timing = run.record['timing']
     started = None
     if timing.get('started') is not None:  # 0.1.0 did not record it

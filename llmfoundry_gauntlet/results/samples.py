@@ -38,6 +38,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     'category': (str, NONE),
     'variant': (str, NONE),
     'sample': (int,),
+    'is_gold': (bool,),
     'gold': (int, str, NONE),
     'predicted': (int, NONE),
     'score': (*NUMBER, NONE),
@@ -62,9 +63,10 @@ ELEMENTS: dict[str, tuple[type, ...]] = {
     'metrics': NUMBER,
     'facts': (int, str),
 }
-OF_KEY = ('file', 'row', 'variant', 'sample')
+OF_KEY = ('file', 'row', 'variant', 'sample', 'is_gold')
 ONLY_IF_ANY: dict[str, Any] = {  # fields that are left out if they are empty, and their values then
     **dict.fromkeys(('num_characters', 'num_bytes', 'prompt', 'choices')),
+    'is_gold': False,  # in journals alone
     'metrics': {},
     'facts': {},
 }

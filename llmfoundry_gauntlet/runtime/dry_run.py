@@ -99,8 +99,9 @@ def task_estimates(planned: PlannedEvaluation, seconds: Mapping[str, float]) -> 
     for batch in planned.continuous_batches:
         for request in distinct(batch):
             most_tokens[request.key.task] += request.max_new_tokens
-    num_items = Counter(key.task for key in planned.items)
-    num_shortened = Counter(key.task for key, item in planned.items.items() if item.request.prompt_shortened)
+    items = [item for key, item in planned.items.items() if not key.is_gold]
+    num_items = Counter(item.key.task for item in items)
+    num_shortened = Counter(item.key.task for item in items if item.request.prompt_shortened)
     return [
         TaskEstimate(
             task=task,

@@ -275,7 +275,7 @@ class Gauntlet:
             model=model,
             environment=environment,
             identity=None if journal is None else journal.identity,
-            reused_items=0 if journal is None else len(journal.done),
+            reused_items=0 if journal is None else journal.num_reused,
             started=None if journal is None else journal.started,
             earlier_seconds=0.0 if journal is None else journal.earlier_seconds,
             time_budget=self.sizes,

@@ -168,12 +168,17 @@ class SharedJournal:
         rank, started = global_rank(), self._started
         self._journal = Journal(self.folder, self.identity, attempt=attempt, rank=rank, started=started)
         if self.done:
-            log.info('%s: reusing %s of an earlier attempt', self.folder, plural(len(self.done), 'finished item'))
+            log.info('%s: reusing %s of an earlier attempt', self.folder, plural(self.num_reused, 'finished item'))
 
     def add(self, results: Mapping[ItemKey, ItemResult], *, suspect: bool = False) -> None:
         """Write the results of finished items."""
         if self._journal is not None and results:
             self._journal.add(results.values(), suspect=suspect)
+
+    @property
+    def num_reused(self) -> int:
+        """Return the number of items that earlier attempts finished, right generations not counted."""
+        return sum(not key.is_gold for key in self.done)
 
     @property
     def problem(self) -> str | None:

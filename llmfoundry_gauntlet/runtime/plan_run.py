@@ -63,7 +63,7 @@ class PlanRun:
 
         scoring_works = [work_of(batch) for batch in batches]
         generation_works = [work_of(generation) for generation in generations]
-        self.clock.work.add(num_requests([*scored, *generated]), [*scoring_works, *generation_works])
+        self.clock.work.add(num_items([*scored, *generated]), [*scoring_works, *generation_works])
         self.clock.work.num_steps += len(batches) + len(generations) + self.runs_programs
 
         yield from self._scoring(batches, scoring_works, self._score_or_put_aside)
@@ -160,12 +160,12 @@ def share_of(batches: Sequence[Batch]) -> list[Batch]:
 def work_of(batch: Batch | ContinuousBatch) -> BatchWork:
     """Return the work of a batch, none of which is done yet."""
     kind = GENERATION if isinstance(batch, ContinuousBatch) else SCORING
-    return BatchWork(kind=kind, num_items=len(batch.requests), cost=batch.cost)
+    return BatchWork(kind=kind, num_items=num_items([batch]), cost=batch.cost)
 
 
-def num_requests(batches: Sequence[Batch | ContinuousBatch]) -> int:
-    """Return the number of items in these batches."""
-    return sum(len(batch.requests) for batch in batches)
+def num_items(batches: Sequence[Batch | ContinuousBatch]) -> int:
+    """Return the number of items in these batches; right generations are no further items to those who watch."""
+    return sum(not request.key.is_gold for batch in batches for request in batch.requests)
 
 
 def is_finite(result: ItemResult) -> bool:

@@ -98,6 +98,13 @@ class Task(TaskSpec):
         """Return every correct generation in full."""
         return ()
 
+    def gold_text(self, content: Any) -> str | None:
+        """Return the right generation whose likelihood is scored, from the end of the prompt on; None if there is none.
+
+        White space at its beginning is that which follows a prompt, where a shot has it.
+        """
+        return None
+
     def stops(self, contents: Sequence[Any]) -> StopRule:
         """Return the stop rule for the generations of all rows of the task."""
         return StopRule()

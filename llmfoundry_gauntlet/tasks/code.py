@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
 from llmfoundry_gauntlet.errors import describe
-from llmfoundry_gauntlet.metrics.metrics import Metric, item_metric, pass_at_1, passes_at
+from llmfoundry_gauntlet.metrics.metrics import Metric, gold_bits_of_generations, item_metric, pass_at_1, passes_at
 from llmfoundry_gauntlet.metrics.statistics import SHARE
 from llmfoundry_gauntlet.scoring.code.assembly import program_end, source_of
 from llmfoundry_gauntlet.scoring.code.programs import (
@@ -110,9 +110,10 @@ class CodeTask(Task):
         return tuple(self.pass_at_k) if isinstance(self.pass_at_k, (list, tuple)) else (self.pass_at_k,)
 
     def metrics(self) -> tuple[Metric, ...]:
-        """Return the accuracy, TruncatedShare and every pass@k."""
+        """Return the accuracy, TruncatedShare, every pass@k, and the GoldBitsPerByte of the canonical solution."""
         truncated = item_metric(TRUNCATED_SHARE, bounds=SHARE)
-        return pass_at_1('InContextLearningCodeEvalAccuracy'), truncated, *passes_at(self.passes_at)
+        passes = passes_at(self.passes_at)
+        return pass_at_1('InContextLearningCodeEvalAccuracy'), truncated, *passes, gold_bits_of_generations()
 
     def parse(self, row: Mapping[str, Any]) -> CodeProblem:
         """Return the content of a row. Raise RowError."""
@@ -147,6 +148,15 @@ class CodeTask(Task):
     def responses(self, content: CodeProblem) -> tuple[str, ...]:
         """Return the canonical solution."""
         return (content.solution,)
+
+    def gold_text(self, content: CodeProblem) -> str | None:
+        """Return the canonical solution as it completes the prompt, to its last line; None if the row has none.
+
+        It begins a new line where the program that is run does. Line breaks at the end are not scored: how many there
+        are, none to two, is a matter of the data file.
+        """
+        program = self.program(content)
+        return whole_text(program, content.solution)[len(program.prompt) :].rstrip() or None
 
     def stops(self, contents: Sequence[CodeProblem]) -> StopRule:
         """Return Composer 0.17's stop strings with llm-foundry's semantics; else each row has an end of its own."""

@@ -33,6 +33,7 @@ THINKING = 'enable_thinking'  # the argument by which chat templates switch reas
 MAX_SHOWN = 200  # characters of a text in an error
 ENDING_CHARACTERS = 100  # of a prompt, more than any mark of reasoning
 NO_IDS = np.zeros(0, np.int32)
+LINE_BREAK = '\n'
 WORDS = ('a', 'A', 'the', '0', '1')  # tried in turn, as a vocabulary may lack the first
 
 # Settings that a slow tokenizer saves only once it has been loaded from a folder. The first two say where it came from;
@@ -132,6 +133,29 @@ class Encoder:
         name = type(self.tokenizer).__name__
         shown = texts[0] if len(texts[0]) <= MAX_SHOWN else f'{texts[0][:MAX_SHOWN]}...'
         raise ModelError(f'the tokenizer ({name}) cannot encode {shown!r}: {caught.error}') from caught.error
+
+    def encode_verbatim(self, texts: Collection[str]) -> dict[str, Ids]:
+        """Return ids by text that continue another text with the text's own white space and no other.
+
+        A tokenizer that puts a space before every text puts none after a line break, so texts are encoded after one.
+        """
+        if not self.adds_space:
+            return self.encode(texts, special=False)
+        encoded = self.encode([LINE_BREAK, *(LINE_BREAK + text for text in texts)], special=False)
+        of_break = encoded[LINE_BREAK]
+        num_of_break = len(of_break)
+        verbatim = {}
+        merged = []
+        for text in texts:
+            ids = encoded[LINE_BREAK + text]
+            if np.array_equal(ids[:num_of_break], of_break):
+                verbatim[text] = ids[num_of_break:]
+            else:
+                merged.append(text)
+        # Where the line break is one token with what follows, the tokenizer's own space stands for that of the text.
+        without_space = {text: text.removeprefix(' ') for text in merged}
+        encoded = self.encode(without_space.values(), special=False)
+        return verbatim | {text: encoded[shorter] for text, shorter in without_space.items()}
 
     def preambles(self, texts: Iterable[str]) -> dict[str, Ids]:
         """Return ids of preambles with special tokens, but without a final eos, which some tokenizers add."""
@@ -280,6 +304,22 @@ class Encoder:
         has_space = context[-1:].isspace() or text[:1].isspace()
         # llm-foundry adds no space here, even where words then run together.
         return text if as_reference or has_space or not self.needs_space else spaced(text)
+
+    def golds(self, prompts: Sequence[Prompt], texts: Sequence[str | None], *, is_verbatim: bool) -> list[Ids | None]:
+        """Return the right generation of each prompt in token ids, as it follows the prompt; None where there is none.
+
+        The beginning of an answer in chat is that of a choice there, unless white space is part of the text.
+        """
+        following = [
+            text if text is None or is_verbatim or not self.in_chat(prompt) else self._begun_in_chat(text)
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        known = self.encode_verbatim(list(dict.fromkeys(text for text in following if text is not None)))
+        return [None if text is None else known[text] for text in following]
+
+    def _begun_in_chat(self, text: str) -> str:
+        # Separately tokenized, as choices are, a text has the space that such a tokenizer adds.
+        return f' {text.lstrip()}' if self.adds_space else text.lstrip()
 
     def prompts(self, prompts: Sequence[Prompt], known: dict[str, Ids] | None = None) -> list[EncodedPrompt]:
         """Return all prompts in token ids, in order. `known` caches ids of contexts and continuations across calls."""

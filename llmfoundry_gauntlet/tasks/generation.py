@@ -2,7 +2,7 @@
 
 The accuracy is llm-foundry's: the normalised answer begins with a gold answer. Further metrics: StrictMatch, the answer
 equals a gold answer; NumericMatch, the same with numbers compared by value; TruncatedShare, the share of generations
-that reached the token limit.
+that reached the token limit; GoldBitsPerByte, of the chain of thought and the preferred answer, scored by likelihood.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llmfoundry_gauntlet.data.readers import RowError, optional_text_field, optional_texts_field, text_field
-from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, item_metric
+from llmfoundry_gauntlet.metrics.metrics import Metric, accuracy, gold_bits_of_generations, item_metric
 from llmfoundry_gauntlet.metrics.statistics import SHARE
 from llmfoundry_gauntlet.scoring.signs import bare_answer
 from llmfoundry_gauntlet.scoring.text import (
@@ -69,9 +69,9 @@ class GenerationTask(Task):
                 yield f'early_stopping_criteria[{index}]: is empty; allowed: a text that ends a generation'
 
     def metrics(self) -> tuple[Metric, ...]:
-        """Return the accuracy, StrictMatch, NumericMatch and TruncatedShare."""
+        """Return the accuracy, StrictMatch, NumericMatch, TruncatedShare and GoldBitsPerByte."""
         further = [item_metric(name, bounds=SHARE) for name in (STRICT_MATCH, NUMERIC_MATCH, TRUNCATED_SHARE)]
-        return accuracy('InContextLearningGenerationExactMatchAccuracy'), *further
+        return accuracy('InContextLearningGenerationExactMatchAccuracy'), *further, gold_bits_of_generations()
 
     def parse(self, row: Mapping[str, Any]) -> OpenQuestion:
         """Return the content of a row. Raise RowError."""
@@ -95,6 +95,15 @@ class GenerationTask(Task):
     def responses(self, content: OpenQuestion) -> tuple[str, ...]:
         """Return a generation for each gold answer."""
         return tuple(self.response(content, gold) for gold in content.golds)
+
+    def gold_text(self, content: OpenQuestion) -> str:
+        """Return the generation with the preferred answer, after the white space that a shot has before it.
+
+        Its end is not scored, as that of a choice is not: it ends with the answer, without what separates shots.
+        """
+        question = self.part(content.context, False)
+        space_of_shot = question[len(self.strip_end(question)) :]
+        return space_of_shot + self.response(content, content.gold)
 
     def shot(self, content: OpenQuestion, first: bool) -> str:
         """Return the problem and the generation with the preferred answer."""

@@ -15,11 +15,13 @@ from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.scoring.reasoning import UNFINISHED_REASONING, read_generation
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, Task, by_category
 from llmfoundry_gauntlet.tasks.encode import EncodedPrompt, Encoder
+from llmfoundry_gauntlet.tasks.gold import gold_request, gold_score
 from llmfoundry_gauntlet.tasks.truncate import EncodedItem, Shortenable, fit_shots, truncated_item
 from llmfoundry_gauntlet.types import (
     Example,
     GenerateRequest,
     Generation,
+    Ids,
     Item,
     ItemKey,
     ItemResult,
@@ -114,11 +116,21 @@ class Preparation:
         num_tokens: dict[str, int] = {}
         while chunk := list(islice(pairs, CHUNK)):
             fitted = self.fitted(chunk, num_tokens)
-            for (example, shots), prompt in zip(chunk, fitted, strict=True):
-                encoded.append((example, self.encoded_item(example, prompt, len(shots))))
+            golds = self.golds([example for example, _ in chunk], fitted)
+            for (example, shots), prompt, gold in zip(chunk, fitted, golds, strict=True):
+                item = self.encoded_item(example, prompt, len(shots))
+                encoded.append((example, replace(item, gold=gold)))
         # The pairs are sorted by category.
         row_order = {self.task.item_key(example): index for index, example in enumerate(self.examples)}
         return sorted(encoded, key=lambda pair: row_order[self.task.item_key(pair[0])])
+
+    def golds(self, examples: Sequence[Example], encoded: Sequence[EncodedPrompt]) -> list[Ids | None]:
+        """Return the right generation of each example in token ids, as it follows the prompt; None if there is none."""
+        task = self.task
+        if not task.generates:
+            return [None] * len(examples)
+        texts = [task.gold_text(example.content) for example in examples]
+        return self.encoder.golds([prompt.prompt for prompt in encoded], texts, is_verbatim=task.is_verbatim)
 
     def fitted(
         self, pairs: Sequence[ExampleWithShots], num_tokens: dict[str, int] | None = None
@@ -162,15 +174,19 @@ class Preparation:
         """Return the item of an example."""
         task = self.task
         request = self.generate_request(example, encoded) if task.generates else self.score_request(example, encoded)
-        return Item(
+        item = Item(
             example=example,
             prompt_sha256=encoded.prompt_sha256,
             num_shots=encoded.num_shots,
             request=request,
             choices=() if task.generates else task.ask(example.content, False).continuations,
         )
+        if encoded.gold is None or not isinstance(request, GenerateRequest):
+            return item
+        scored = gold_request(request, encoded.gold, max_seq_len=self.max_seq_len)
+        return replace(item, gold=replace(item, request=scored))
 
-    def score_request(self, example: Example, encoded: EncodedItem) -> Request:
+    def score_request(self, example: Example, encoded: EncodedItem) -> ScoreRequest:
         """Return the request to score the continuations of an example."""
         return ScoreRequest(
             key=self.task.item_key(example),
@@ -180,7 +196,7 @@ class Preparation:
             unscorable=encoded.unscorable,
         )
 
-    def generate_request(self, example: Example, encoded: EncodedItem) -> Request:
+    def generate_request(self, example: Example, encoded: EncodedItem) -> GenerateRequest:
         """Return the request to generate from the prompt of an example."""
         task = self.task
         key = task.item_key(example)
@@ -262,6 +278,8 @@ def item_result(
     `comparer`, which tasks with such answers require.
     """
     request, content = item.request, item.example.content
+    if item.key.is_gold:
+        return result_of(item, output, gold_score(item, output, task))
     if output is None:
         return result_of(item, None, Score.unscored(request.unscorable or NO_OUTPUT))
     if not isinstance(output, Generation):

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 NO_SUBSETS: Mapping[str, Sequence[Example]] = MappingProxyType({})
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 TOKENS = 'tokens'  # subfolder of the cache directory
 SUFFIX = '.tokens'
 MAX_LABEL = 80  # characters of a task's label in a file name
@@ -148,7 +148,8 @@ def digest_of_texts(preparation: Preparation) -> tuple[str, bool]:
         shots = [task.shot(content, first) for first in firsts] if has_shots else []
         questions = [(prompt.own_texts, prompt.continuations) for prompt in prompts]
         responses = task.responses(content) if task.generates else ()  # the token limit depends on their lengths
-        texts = (shots, questions, responses)
+        gold_text = task.gold_text(content) if task.generates else None
+        texts = (shots, questions, responses, gold_text)
         described = (example.row, example.file, example.variant, example.category, texts)
         digest.update(repr(described).encode('utf-8', 'surrogatepass'))
     return digest.hexdigest(), is_in_chat
@@ -170,12 +171,13 @@ def load_items(path: Path) -> list[EncodedItem] | None:
         pieces = iter(np.split(tokens, arrays['piece_ends']))
         rows = json.loads(arrays['items'].tobytes())
     items = []
-    for num_contexts, context_of, num_continuations, settings in rows:
+    for num_contexts, context_of, num_continuations, has_gold, settings in rows:
         distinct_contexts = list(islice(pieces, num_contexts))
         items.append(
             EncodedItem(
                 contexts=tuple(distinct_contexts[index] for index in context_of),
                 continuations=tuple(islice(pieces, num_continuations)),
+                gold=next(pieces) if has_gold else None,
                 **settings,
             )
         )
@@ -184,7 +186,7 @@ def load_items(path: Path) -> list[EncodedItem] | None:
 
 def store(path: Path, items: Sequence[EncodedItem]) -> bool:
     """Write items to a file, a SHA-256 followed by an npz archive. Return whether that succeeded."""
-    pieces: list[Ids] = []  # of each item its distinct contexts, then its continuations
+    pieces: list[Ids] = []  # of each item its distinct contexts, then its continuations, then its right generation
     rows = []
     for item in items:
         # Equal contexts are the same array, see EncodedItem; `load_items` makes them one again.
@@ -193,8 +195,11 @@ def store(path: Path, items: Sequence[EncodedItem]) -> bool:
         context_of = [index_of[id(context)] for context in item.contexts]
         pieces += distinct_contexts.values()
         pieces += item.continuations
+        has_gold = item.gold is not None
+        if item.gold is not None:
+            pieces.append(item.gold)
         settings = {name: getattr(item, name) for name in STORED}
-        rows.append((len(distinct_contexts), context_of, len(item.continuations), settings))
+        rows.append((len(distinct_contexts), context_of, len(item.continuations), has_gold, settings))
     buffer = io.BytesIO()
     np.savez(
         buffer,

@@ -22,7 +22,7 @@ class EncodedItem:
 
     `num_shots` is the number of shots left after truncation; a partly truncated shot counts as a fraction. `unscorable`
     is the reason if the item cannot be scored. `max_new_tokens` is 0 unless the model generates, `ending` are then the
-    prompt's last characters.
+    prompt's last characters, and `gold` is the right generation, None if there is none.
     """
 
     contexts: Parts
@@ -33,6 +33,7 @@ class EncodedItem:
     unscorable: str | None = None
     max_new_tokens: int = 0
     ending: str = ''
+    gold: Ids | None = None
 
 
 def truncated_item(

@@ -149,6 +149,7 @@ def write_programs(folder: Path) -> dict[str, Any]:
         {
             'prompt': f'def f(x):\n    return x + {i}  #',
             'entry_point': 'f',
+            'canonical_solution': ' done\n',
             'test': f'def check(candidate):\n    assert candidate(1) == {i + 1}\n',
         }
         for i in range(6)

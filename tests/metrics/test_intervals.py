@@ -38,7 +38,11 @@ def of_values(metric: Metric, values: list[float]) -> Measure:
     return compute_metric(metric, [item(row, 0.0, metrics={metric.name: value}) for row, value in enumerate(values)])
 
 
-SHARES = [metric for name, metric in generation_metrics().items() if not name.endswith('Accuracy')]
+SHARES = [
+    metric
+    for name, metric in generation_metrics().items()
+    if not name.endswith('Accuracy') and name != 'GoldBitsPerByte'
+]
 SHARES.append(item_metric('OfAPlugin', bounds=(0, 1)))
 
 

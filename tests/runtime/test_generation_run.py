@@ -59,10 +59,13 @@ def test_an_evaluation_of_only_generation_tasks(settings, caplog):
     with caplog.at_level(logging.INFO, 'llmfoundry_gauntlet'):
         callback, logged = evaluate(settings, composer_training.composer_model())
 
-    (line,) = [message for message in caplog.messages if 'probe' in message]
-    assert line.startswith('generation: key-value cache, prompts in a token stream (probe: 8 generations within ')
+    # Right generations are scored.
+    scoring, generation = [message for message in caplog.messages if 'probe' in message]
+    assert scoring.startswith('scoring: token stream (probe: ')
+    assert generation.startswith('generation: key-value cache, prompts in a token stream (probe: 8 generations within ')
     for task in ('greedy/1-shot', 'drawn/1-shot'):
         assert all(0 <= logged[f'metrics/{task}/{metric}'] <= 1 for metric in METRICS)
+        assert logged[f'metrics/{task}/GoldBitsPerByte'] > 0
     results = [result for results in callback.evaluation.results.values() for result in results]
     assert len(results) == logged['gauntlet/items'] == 40
     assert all(result.text is not None for result in results)

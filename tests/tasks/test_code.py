@@ -103,14 +103,15 @@ def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_toke
     tasks = [{**ENTRY, 'generations_per_sample': 3, 'pass_at_k': [1, 2]}]
     data = load_data(decode_settings({'tasks': tasks, 'data_root': str(tmp_path)}))
     prepared = prepare_evaluation(data, Encoder(character_tokenizer), max_seq_len=200)
-    assert [(key.row, key.sample) for key in prepared.items] == list(itertools.product(range(2), range(3)))
+    generated = [key for key in prepared.items if not key.is_gold]
+    assert [(key.row, key.sample) for key in generated] == list(itertools.product(range(2), range(3)))
     requests = prepared.generate_requests
     assert {request.max_new_tokens for request in requests} == {100}  # half of what there is
     assert all(request.verbatim and request.stops.program is not None for request in requests)
 
     # Program n of row n is right.
     wrong, good = ('    return x\n', '    return x + 1\n')
-    outputs = [Generation(key=key, text=good if key.sample == key.row else wrong) for key in prepared.items]
+    outputs = [Generation(key=key, text=good if key.sample == key.row else wrong) for key in generated]
     results = prepared.results(outputs)
     assert [result.score for result in results.values()] == [1, 0, 0, 0, 1, 0]
     assert {result.reason for result in results.values()} == {None, 'call 1: the result is not the expected one'}
@@ -123,6 +124,7 @@ def test_each_sample_is_an_item_of_its_own(write_jsonl, tmp_path, character_toke
             'TruncatedShare': None,
             'PassAt1': 1 / 3,
             'PassAt2': 1 - 1 / 3,  # one of the three pairs has no right program
+            'GoldBitsPerByte': None,  # of no likelihood
         }
     )
 

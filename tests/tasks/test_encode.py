@@ -341,6 +341,20 @@ def test_a_continuation_that_begins_with_a_newline_has_a_space_before_it(tokeniz
     assert tokenizer.convert_ids_to_tokens(parts.continuations[0])[:3] == expected
 
 
+@every_tokenizer
+@pytest.mark.parametrize('gold', [' Rom', '\nRom', 'Rom', '    Rom\n    at', '\n\n    Rom'])
+def test_a_right_generation_is_read_with_its_own_white_space(tokenizer, is_lost, gold: str):
+    """Mutation: the space that SentencePiece adds to a text comes before that of the text, or before its line."""
+    encoder = Encoder(tokenizer)
+    prompt = Prompt(contexts=('Q: I',))
+    (parts,) = encoder.prompts([prompt])
+
+    (ids,) = encoder.golds([prompt], [gold], is_verbatim=False)
+
+    assert ids is not None
+    assert read(tokenizer, replace(parts, continuations=(ids,))) == f'Q: I{gold}'
+
+
 # Fingerprints and names.
 
 

@@ -393,6 +393,7 @@ MEANS = {
     'StrictMatch': 1 / 4,
     'NumericMatch': 2 / 4,
     'TruncatedShare': 1 / 4,
+    'GoldBitsPerByte': None,  # no right generation was scored
 }
 
 

@@ -104,8 +104,10 @@ def described(items: list[Item]) -> list[Any]:
             terms = ()
             of_type = [[a is b for b in request.contexts] for a in request.contexts]
         assert {(type(ids), ids.dtype, ids.ndim) for ids in parts} == {(np.ndarray, np.dtype(np.int32), 1)}
-        marks = (item.prompt_sha256, request.key, request.prompt_shortened, request.unscorable, of_type)
-        descriptions.append((item.example, terms, marks, [ids.tolist() for ids in parts]))
+        key = replace(request.key, is_gold=False)
+        marks = (item.prompt_sha256, key, request.prompt_shortened, request.unscorable, of_type)
+        gold = None if item.gold is None else described([item.gold])
+        descriptions.append((item.example, terms, marks, [ids.tolist() for ids in parts], gold))
     return descriptions
 
 
@@ -394,16 +396,27 @@ def test_semantics_have_token_ids_and_stop_rules_of_their_own(tmp_path):
     assert len(list(tmp_path.glob('*.tokens'))) == 2
 
 
-# The digest of the items by the version of the prompts.
+# The digest of the items, and of their right generations, by the version of the prompts.
 ITEMS = {4: '3dd956d7d76d4807656c67b942abb7bb22256b39820a53cf732f748c8baf16db'}
+GOLDS = {4: '55be70f934331851b9d464618307e9cdb837222c6128f7e5994252484bfdaa3a'}
 
 
 def test_prompts_do_not_change_without_a_new_version():
     """If this fails, raise PROMPTS_VERSION and add the new digest here: cached token ids are then recomputed."""
     marks_and_ids = []
+    golds = []
     for kind, examples in KINDS.items():
         for keys in ({}, {'truncation': 'reference'}, {'fewshot': 'fixed'}, {'max_seq_len': 20}):
             preparation = preparation_of(examples, icl_task_type=kind, has_categories=False, **keys)
-            marks_and_ids += [description[2:] for description in described(preparation.items())]
+            descriptions = described(preparation.items())
+            marks_and_ids += [(marks, ids) for _, _, marks, ids, _ in descriptions]
+            golds += [gold[0][2:4] for *_, gold in descriptions if gold is not None]
 
-    assert hashlib.sha256(repr(marks_and_ids).encode()).hexdigest() == ITEMS[PROMPTS_VERSION]
+    assert digest_of(marks_and_ids) == ITEMS[PROMPTS_VERSION]
+    assert digest_of(golds) == GOLDS[PROMPTS_VERSION]
+
+
+def digest_of(marks_and_ids: list[Any]) -> str:
+    # Keys had no field for right generations when the first digest was made.
+    text = repr(marks_and_ids).replace(', is_gold=False', '')
+    return hashlib.sha256(text.encode()).hexdigest()

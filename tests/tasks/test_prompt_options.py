@@ -53,14 +53,15 @@ def in_chat(data_root: str) -> dict[str, Any]:
 
 
 def texts(settings: dict[str, Any], tokenizer: Any, max_seq_len: int = 128) -> dict[str, list[str]]:
-    """Return contexts and continuations by task and row."""
+    """Return contexts and continuations by task and row, those of right generations apart."""
     data = load_data(decode_settings(settings))
     prepared = prepare_evaluation(data, Encoder(tokenizer), max_seq_len=max_seq_len)
     texts_of_item = {}
     for key, item in prepared.items.items():
         request = item.request
         parts = [request.context] if hasattr(request, 'context') else [*request.contexts, *request.continuations]
-        texts_of_item[f'{key.task} {key.row}'] = [tokenizer.decode(ids.tolist()) for ids in parts]
+        name = f'{key.task} {key.row}' + (' gold' if key.is_gold else '')
+        texts_of_item[name] = [tokenizer.decode(ids.tolist()) for ids in parts]
     return texts_of_item
 
 
@@ -73,6 +74,7 @@ def test_instruction_shots_and_question_are_one_message(in_chat: dict[str, Any])
     assert parts['choices/2-shot 0'] == [message, message, 'red', 'ash']
     assert parts['schema/0-shot 0'] == ['[user]He[assistant]', '[user]She[assistant]', 'ran', 'ran']
     assert parts['generations/0-shot 0'] == ['[user]Q: Who?=[assistant]']
+    assert parts['generations/0-shot 0 gold'] == ['[user]Q: Who?=[assistant]', 'Al']
 
 
 def test_a_tokenizer_without_a_chat_template_is_an_error_that_says_what_to_do(in_chat: dict[str, Any]):
@@ -118,11 +120,13 @@ def test_a_template_may_open_the_reasoning(in_chat: dict[str, Any], tmp_path: Pa
     for _ in range(2):  # the second time from the cache
         prepared = prepare_evaluation(data, Encoder(Thinking()), max_seq_len=128, cache=tmp_path / 'tokens')
         task = prepared.tasks['generations/0-shot']
-        (item,) = prepared.items.values()
+        item, gold = prepared.items.values()
         at_once = Generation(key=item.key, text='Al?')
         after_reasoning = Generation(key=item.key, text='Bo?\n</think>\nAl')
 
         assert item.request.reasoning.is_open == is_open
+        # No gold answer continues reasoning.
+        assert (gold.request.unscorable is not None) == is_open
         assert item_result(item, at_once, task).score == (0 if is_open else 1)
         assert item_result(item, after_reasoning, task).score == 1
 
