@@ -21,6 +21,7 @@ from llmfoundry_gauntlet.metrics.comparison import (
     holm_in_families,
     levels_in_families,
     p_value,
+    slope_of,
     trend,
 )
 from llmfoundry_gauntlet.metrics.statistics import SHARE, mean_over_clusters, spread_of
@@ -282,12 +283,33 @@ def test_the_slope_is_least_squares_with_a_paired_error(batches):
     scores = random.random(30) + np.outer(centered_batches, random.normal(size=30))  # [checkpoints, items]
     clusters = random.integers(0, 11, 30).tolist()
 
-    slope = trend(batches, [measure(scores_of_items, clusters) for scores_of_items in scores]).slope
+    measures = [measure(scores_of_items, clusters) for scores_of_items in scores]
+    slope = slope_of(batches, measures)
 
     slope_of_means = np.polyfit(batches, scores.mean(axis=1), 1)[0]
     slopes_of_items = np.polyfit(batches, scores, 1)[0]
     assert slope.value == pytest.approx(slope_of_means, rel=1e-9)
     assert slope.standard_error == pytest.approx(clustered_error(slopes_of_items, clusters), rel=1e-9)
+    assert trend(batches, measures).slope.value == slope.value
+
+
+def test_a_slope_has_the_errors_over_items_and_over_checkpoints_together():
+    """The root of the sum of their squares, with the fewer degrees of freedom.
+
+    Mutation: the larger of both is taken.
+    """
+    batches = [0, 1, 2, 3]
+    # Items rise by different amounts, and stray together.
+    strays = np.array([0.1, -0.1, -0.1, 0.1])
+    of_items = np.array([0.0 * np.arange(4), 0.1 * np.arange(4), 0.2 * np.arange(4), 0.3 * np.arange(4)]) + strays
+
+    slope = trend(batches, [measure(values) for values in of_items.T]).slope
+
+    over_items = np.std([0.0, 0.1, 0.2, 0.3], ddof=1) / 2
+    over_checkpoints = math.sqrt(4 * 0.01 / 2 / 5)  # two degrees of freedom; the squares of -1.5 to 1.5 sum to 5
+    assert slope.value == pytest.approx(0.15)
+    assert slope.standard_error == pytest.approx(math.hypot(over_items, over_checkpoints))
+    assert slope.spread.freedom == 2
 
 
 def residuals_of(values: Sequence[float]) -> np.ndarray:
@@ -373,7 +395,7 @@ def test_steps_are_per_batch_and_falling_scores_are_signal(sign):
     noise = math.sqrt(0.02 / 3)
     assert rising_or_falling.slope.value == pytest.approx(sign * slope, abs=1e-15)
     assert rising_or_falling.noise == pytest.approx(noise, abs=1e-15)
-    assert rising_or_falling.signal_to_noise == pytest.approx(30 * slope / noise, abs=1e-11)
+    assert rising_or_falling.signal_to_noise == pytest.approx(sign * 30 * slope / noise, abs=1e-11)
 
 
 def test_a_trend_with_an_absent_score_is_absent():

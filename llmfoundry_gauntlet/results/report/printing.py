@@ -50,7 +50,8 @@ LEGEND = (
 )
 TREND_LEGEND = (
     'noise: variation between checkpoints',
-    f'signal/noise: change over the run divided by the noise, where the slope is clear (p below {CLEAR})',
+    f'signal/noise: change over the run divided by the noise, where the slope is clear (p below {CLEAR}); its sign '
+    'says whether the score rises or falls, not whether that is an improvement',
 )
 NO_CHANCE_OF_CONSISTENCY = (
     'consistency_rate has no chance level: a model that always gives the same letter agrees with itself too; read it '
@@ -497,7 +498,7 @@ def trends_table(trends: Trends) -> Table:
         columns=[
             Column('slope', SIGNED, with_error=True),
             Column('noise'),
-            Column('signal/noise', '{:.1f}'.format, absent=''),
+            Column('signal/noise', '{:+.1f}'.format, absent=''),
         ],
         parts=[by_size(tasks, 0), by_size(composites, 0)],
         legend=TREND_LEGEND,

@@ -57,7 +57,7 @@ def test_trends_equal_least_squares_slopes(compared, training: Path):
         assert slope['standard_error'] >= expected[name].error - 1e-15, name
         assert slope['degrees_of_freedom'] <= 2
         assert trend['noise'] > 0.001, name
-        change = abs(expected[name].value) * (batches[-1] - batches[0])
+        change = expected[name].value * (batches[-1] - batches[0])
         assert trend['signal_to_noise'] == pytest.approx(change / trend['noise'], rel=1e-9), name
 
 
@@ -113,7 +113,7 @@ def test_signal_to_noise_is_shown_for_a_clear_trend(gauntlet, compared, runs, tm
 
     assert trend['slope']['confidence_interval'][0] > 0
     table = rows_of_table(out)
-    assert table[LINES][3] == f'{trend["signal_to_noise"]:.1f}'
+    assert table[LINES][3] == f'+{trend["signal_to_noise"]:.1f}'
     assert len(table[CHOICES]) == 2  # no slope that is clear
 
 
