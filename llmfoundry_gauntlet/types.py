@@ -364,8 +364,9 @@ class Spread:
 
     `freedom` are the degrees of freedom of the standard error. `below` and `above` are the standard errors towards
     lower and higher values, which differ where a share without variation takes part; `bounds` are the lowest and the
-    highest possible value. `num_items` is the number of independent items that a share is worth, None for others.
-    `standard_error` is estimated from the variation of items alone, as tests of differences need it.
+    highest possible value. `num_items` is the number of independent items that a share is worth, None for others;
+    `share_freedom` are the degrees of freedom of that number, None if they are `freedom`. `standard_error` is estimated
+    from the variation of items alone, as tests of differences need it.
     """
 
     strata: tuple[Stratum, ...]
@@ -375,6 +376,7 @@ class Spread:
     above: float
     bounds: tuple[float, float] = (-math.inf, math.inf)
     num_items: float | None = None
+    share_freedom: float | None = None
 
     @property
     def error_with_constant_parts(self) -> float:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from statistics import stdev
 
 from llmfoundry_gauntlet.metrics.statistics import (
+    ROUNDING,
     mean,
     spread_of,
     student_quantile,
@@ -22,7 +23,6 @@ from llmfoundry_gauntlet.metrics.statistics import (
 )
 from llmfoundry_gauntlet.types import Measure, Spread, Stratum
 
-ROUNDING = 1e-12  # smaller values count as 0
 LEVEL = 0.05  # the share of tables of equal runs in which any difference may be called clear
 POWER = 0.8  # of a minimum detectable effect
 MAX_CORRELATION = 0.9  # of adjacent checkpoints
@@ -55,7 +55,7 @@ class Difference:
         a share grows with it.
         """
         spread = self.difference.spread
-        if spread is None or spread.standard_error <= ROUNDING:
+        if spread is None or spread.standard_error == 0:
             return None
         effect = errors_to_detect(spread.freedom, self.level) * spread.standard_error
         _, largest_possible = spread.bounds
@@ -91,7 +91,7 @@ def spread_of_contrast(spread: Spread | None) -> Spread | None:
     Items that are all right in one run still differ from those of another, so nothing is added for a share without
     variation.
     """
-    if spread is None or spread.standard_error <= ROUNDING:
+    if spread is None or spread.standard_error == 0:
         return spread
     return replace(spread, below=spread.standard_error, above=spread.standard_error)
 
@@ -103,10 +103,10 @@ def p_value(measure: Measure) -> float | None:
     """
     if measure.value is None or measure.spread is None:
         return None
-    if measure.spread.standard_error > ROUNDING:
+    if measure.spread.standard_error > 0:
         return student_tail(measure.value / measure.spread.standard_error, measure.spread.freedom)
     clusters = {number for stratum in measure.spread.strata for number in stratum.clusters.tolist()}
-    return 1.0 if abs(measure.value) <= ROUNDING else 2.0 ** (1 - len(clusters))
+    return 1.0 if measure.value == 0 else 2.0 ** (1 - len(clusters))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -174,7 +174,7 @@ def trend(batches: Sequence[int], scores: Sequence[Measure]) -> Trend:
     values = [score.value for score in scores if score.value is not None]
     slope = slope_of(batches, scores)
     noise = step_noise(batches, values)
-    if noise is not None and noise <= ROUNDING:
+    if noise is not None and noise <= ROUNDING * max(map(abs, values)):
         noise = 0.0
 
     # Without noise there is nothing to compare the change with.
@@ -227,7 +227,7 @@ def checkpoint_spread(batches: Sequence[int], values: Sequence[float]) -> Spread
     squares_of_x = float(x @ x)
     residuals = y - (x @ y) / squares_of_x * x
     squares = float(residuals @ residuals)
-    if squares <= ROUNDING**2:
+    if math.sqrt(squares) <= ROUNDING * max(map(abs, values)):
         return None
     correlation = float(residuals[1:] @ residuals[:-1]) / squares
     unbiased = correlation + (1 + 4 * correlation) / num_scores

@@ -7,9 +7,11 @@ are correlated correctly. A cluster has the same number everywhere. Sums are exa
 depend on the order of items.
 
 Intervals and p-values use Student's t with the effective degrees of freedom: fewer than clusters if these are few or
-uneven (Carter, Schnepel and Steigerwald 2017), and Satterthwaite's (1946) for a sum. The interval of a share is
-Wilson's with the effective number of items, so that it is not empty at 0 and 1; that of a sum is combined from those
-of its parts (Zou and Donner 2008).
+uneven, and Satterthwaite's (1946) for a sum. For uneven clusters they are those of Carter, Schnepel and Steigerwald
+(2017) in the case that items of a cluster are alike and clusters vary equally, which is conservative. The interval of a
+share is Wilson's with the number of independent items that have its error, as of a survey (Korn and Graubard 1998), so
+that it is not empty at 0 and 1; that of a sum is combined from those of its parts (Zou and Donner 2008).
+docs/statistics.md derives them.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ NORMAL_QUANTILE = 1.959963984540054  # of a 95 % interval
 Bounds = tuple[float, float]  # the lowest and the highest possible value
 UNBOUNDED: Bounds = (-math.inf, math.inf)
 SHARE: Bounds = (0.0, 1.0)
+RARE_ITEMS = 2.0  # items of the rarer outcome as much as which the variance of independent items counts
 # Values that differ by less than this, relative to the largest of the numbers they were computed from, are equal.
-ROUNDING = 1e-14
+ROUNDING = 1e-12
 
 
 def mean(values: Sequence[float]) -> float:
@@ -133,8 +136,9 @@ def without_rounding(values: Floats, magnitude: float | Floats) -> Floats:
 def spread_of_mean(stratum: Stratum, value: float, num_effective: float, bounds: Bounds) -> Spread:
     """Return the spread of a mean over the clusters of a stratum, equivalent to `num_effective` even clusters.
 
-    A mean of values with two bounds is treated as a share of the way from the lower to the upper one. For a share
-    without variation, such as 0 of 100 items, the error on either side is that of Wilson's interval.
+    A mean of values with two bounds is treated as a share of the way from the lower to the upper one, of as many
+    independent items as have its error. For a share without variation, such as 0 of 100 items, which has no error, they
+    are the even clusters, and the error on either side is that of Wilson's interval with the normal quantile.
     """
     spread = replace(spread_of([stratum]), bounds=bounds)
     lowest, highest = bounds
@@ -160,7 +164,10 @@ def spread_of_mean(stratum: Stratum, value: float, num_effective: float, bounds:
 
 
 def wilson(share: float, num_items: float, quantile: float) -> tuple[float, float]:
-    """Return the ends of Wilson's interval of a share of independent items."""
+    """Return the ends of Wilson's interval of a share of independent items.
+
+    It approximates: with few items on one side, such as 1 of 200, it covers 88 to 98 %, as few values are possible.
+    """
     weight = quantile**2 / num_items
     shrink = 1 + weight
     center = (share + weight / 2) / shrink
@@ -207,14 +214,16 @@ def sums_by_cluster(clusters: ClusterNumbers, deviations: Floats) -> tuple[Clust
     import numpy as np
 
     numbers, places = np.unique(clusters, return_inverse=True)
-    sums, magnitudes = np.zeros(len(numbers)), np.zeros(len(numbers))
-    np.add.at(sums, places, deviations)
-    np.add.at(magnitudes, places, np.abs(deviations))
+    sums = np.bincount(places, weights=deviations, minlength=len(numbers))
+    magnitudes = np.bincount(places, weights=np.abs(deviations), minlength=len(numbers))
     return numbers, places, without_rounding(sums, magnitudes)
 
 
 def freedom_of_sum(variances: Sequence[float], freedoms: Sequence[float]) -> float:
-    """Return the degrees of freedom of a sum of variances (Satterthwaite 1946); for a sum of 0, that of `freedoms`."""
+    """Return the degrees of freedom of a sum of variances (Satterthwaite 1946); for a sum of 0, that of `freedoms`.
+
+    The sum is approximated by a chi-squared distribution with the same mean and variance.
+    """
     uncertainty = math.fsum(variance**2 / freedom for variance, freedom in zip(variances, freedoms, strict=True))
     if uncertainty > 0:
         return math.fsum(variances) ** 2 / uncertainty
@@ -230,22 +239,28 @@ def weighted_sum(measures: Sequence[Measure], weights: Sequence[float], shift: f
         measure.value * weight for measure, weight in zip(measures, weights, strict=True) if measure.value is not None
     ]
     value = math.fsum([shift, *weighted])
+    rounding = ROUNDING * math.fsum(map(abs, [shift, *weighted]))
+    if abs(value) <= rounding:
+        value = 0.0
     spreads = [measure.spread for measure in measures if measure.spread is not None]
     if len(spreads) < len(measures) or not spreads:
         return Measure(value=value)
-    return Measure(value=value, spread=spread_of_sum(spreads, weights, shift))
+    return Measure(value=value, spread=spread_of_sum(spreads, weights, shift, rounding))
 
 
-def spread_of_sum(spreads: Sequence[Spread], weights: Sequence[float], shift: float) -> Spread:
-    """Return the spread of `shift` plus the weighted sum of estimates.
+def spread_of_sum(spreads: Sequence[Spread], weights: Sequence[float], shift: float, rounding: float) -> Spread:
+    """Return the spread of `shift` plus the weighted sum of estimates; an error up to `rounding` is 0.
 
-    Its sides are those of a sum of independent parts, widened or narrowed as the error is by clusters that parts share:
-    approximately what Zou and Donner (2008) derive for independent ones.
+    Its sides are those of a sum of independent parts (MOVER, Zou and Donner 2008), both widened or narrowed in the
+    ratio of the error with the clusters that parts share to that without. This approximates: clusters could widen the
+    sides differently.
     """
     strata = [
         scaled(stratum, weight) for spread, weight in zip(spreads, weights, strict=True) for stratum in spread.strata
     ]
     of_sum = spread_of(merge_strata(strata))
+    if of_sum.standard_error <= rounding:
+        of_sum = spread_of([scaled(stratum, 0.0) for stratum in of_sum.strata])
     independent_error = math.sqrt(
         math.fsum((weight * spread.standard_error) ** 2 for spread, weight in zip(spreads, weights, strict=True))
     )
@@ -263,12 +278,14 @@ def spread_of_sum(spreads: Sequence[Spread], weights: Sequence[float], shift: fl
         lowest.append(low)
         highest.append(high)
 
+    is_scaled = len(spreads) == 1 and weights[0] != 0  # and is no sum
     return replace(
         of_sum,
         below=ratio * math.hypot(*below),
         above=ratio * math.hypot(*above),
         bounds=(shift + sum(lowest), shift + sum(highest)),
-        num_items=spreads[0].num_items if len(spreads) == 1 and weights[0] else None,
+        num_items=spreads[0].num_items if is_scaled else None,
+        share_freedom=spreads[0].share_freedom if is_scaled else None,
     )
 
 
@@ -286,20 +303,75 @@ def mean_over_categories(
     """
     weight = 1 / len(measures)
     plain = weighted_sum(list(measures.values()), [weight] * len(measures))
+    if len(measures) < 2:
+        return plain
     alone = [
         name for name, measure in measures.items() if measure.spread is None or measure.spread.strata[0].is_borrowed
     ]
-    if not alone or len(measures) < 2:
-        return plain
+    parts = [measure for name, measure in measures.items() if name not in alone]
+    weights = [weight] * len(parts)
+    counts = [part.spread.strata[0].freedom + 1 for part in parts if part.spread is not None]
+    if alone:
+        values = {name: measure.value for name, measure in measures.items() if measure.value is not None}
+        collapsed = collapsed_stratum(values, alone, clusters, task=stratum)
+        center = mean([values[name] for name in alone])
+        parts.append(Measure(value=center, spread=spread_of_mean(collapsed, center, len(alone), bounds)))
+        weights.append(len(alone) / len(measures))
+        counts.append(len(alone))
 
-    values = {name: measure.value for name, measure in measures.items() if measure.value is not None}
-    collapsed = collapsed_stratum(values, alone, clusters, task=stratum)
-    center = mean([values[name] for name in alone])
-    together = Measure(value=center, spread=spread_of_mean(collapsed, center, len(alone), bounds))
-    others = [measure for name, measure in measures.items() if name not in alone]
-    weights = [weight] * len(others)
-    with_errors = weighted_sum([*others, together], [*weights, len(alone) / len(measures)])
-    return replace(with_errors, value=plain.value)  # bit-identical to the plain mean
+    with_errors = weighted_sum(parts, weights)
+    spreads = [part.spread for part in parts if part.spread is not None]
+    # The value is bit-identical to the plain mean.
+    return replace(plain, spread=with_pooled_share(with_errors, spreads, weights, counts, bounds))
+
+
+def with_pooled_share(
+    whole: Measure, parts: Sequence[Spread], weights: Sequence[float], counts: Sequence[float], bounds: Bounds
+) -> Spread | None:
+    """Return the spread of a mean over categories, `whole`, with the interval of a share over the items of all.
+
+    A category of a few items is often all wrong or all right by chance, and its Wilson interval is wide; the sides of
+    57 such categories, added up, hold any true value. So the mean is one share, of as many independent items as have
+    its error (Korn and Graubard 1998). Where categories without variation take part and few items have the rarer
+    outcome, the error itself is uncertain: the variance of independent items of the same share is mixed in, and counts
+    as much as `RARE_ITEMS`. `counts` are the independent items of each part.
+    """
+    spread = whole.spread
+    lowest, highest = bounds
+    width = highest - lowest
+    if spread is None or whole.value is None or math.isinf(width):
+        return spread
+
+    share = min(max((whole.value - lowest) / width, 0.0), 1.0)  # rounding may take it past an end
+    variance_of_item = share * (1 - share)
+    # What the variance of an item gives the mean by each part.
+    factors = [weight**2 / count for weight, count in zip(weights, counts, strict=True)]
+    num_independent = 1 / math.fsum(factors)
+    if spread.standard_error == 0 or variance_of_item == 0:
+        low, high = wilson(share, num_independent, NORMAL_QUANTILE)
+        return replace(
+            spread,
+            below=width * (share - low) / NORMAL_QUANTILE,
+            above=width * (high - share) / NORMAL_QUANTILE,
+            num_items=num_independent,
+        )
+
+    variances = [(weight * part.standard_error / width) ** 2 for weight, part in zip(weights, parts, strict=True)]
+    by_shared_clusters = (spread.standard_error / width) ** 2 / math.fsum(variances)  # 1 if none are shared
+    if not all(variances):
+        num_rare = num_independent * min(share, 1 - share)
+        mixed_in = RARE_ITEMS / (num_rare + RARE_ITEMS)
+        variances = [
+            (1 - mixed_in) * variance + mixed_in * factor * variance_of_item
+            for variance, factor in zip(variances, factors, strict=True)
+        ]
+    return replace(
+        spread,
+        below=spread.standard_error,
+        above=spread.standard_error,
+        num_items=variance_of_item / (by_shared_clusters * math.fsum(variances)),
+        share_freedom=freedom_of_sum(variances, [part.strata[0].freedom for part in parts]),
+    )
 
 
 def collapsed_stratum(
@@ -384,6 +456,8 @@ def interval(measure: Measure) -> tuple[float, float] | None:
         high = measure.value + quantile * spread.above
         return max(low, lowest), min(high, highest)
 
+    if spread.share_freedom is not None:
+        quantile = student_quantile(spread.share_freedom)
     width = highest - lowest
     share = min(max((measure.value - lowest) / width, 0.0), 1.0)  # rounding may take it past an end
     if spread.standard_error == 0:

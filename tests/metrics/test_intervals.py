@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+import scipy
 from clustered_items import credits_of, item
 
 from llmfoundry_gauntlet.evaluation.suite import load_suite
@@ -212,6 +214,108 @@ def test_categories_without_variation_are_small_samples_of_their_task():
     measure = task_score('a/0-shot', accuracy_metrics(), results).accuracy
 
     assert measure.standard_error == pytest.approx(math.sqrt(2 * 0.5**2) / 3)
+
+
+def of_categories(values_by_category: dict[str, list[float]]) -> Measure:
+    """Return the accuracy of a task with these items in each category."""
+    rows = itertools.count()
+    results = [
+        item(next(rows), value, category=category)
+        for category, values in values_by_category.items()
+        for value in values
+    ]
+    return task_score('a/0-shot', accuracy_metrics(), results).accuracy
+
+
+def wilson_by_scipy(num_right: int, num_items: int) -> tuple[float, float]:
+    found = scipy.stats.binomtest(num_right, num_items).proportion_ci(method='wilson')
+    return found.low, found.high
+
+
+@pytest.mark.parametrize('num_right', [0, 1])
+def test_the_interval_of_categories_that_are_all_wrong_or_all_right_is_that_of_all_their_items(num_right: int):
+    """60 categories of 4 items each are worth 240 items. Mutation: the sides of the categories are added up."""
+    measure = of_categories({f'{number:02}': [float(num_right)] * 4 for number in range(60)})
+
+    assert interval(measure) == pytest.approx(wilson_by_scipy(240 * num_right, 240))
+
+
+def test_a_small_category_makes_the_items_of_a_mean_worth_less():
+    """The mean of 2 and 20 items has the variance of an item times (1/2 + 1/20) / 4, that of 7.27 items."""
+    end = Z**2 / (80 / 11 + Z**2)
+
+    assert interval(of_categories({'a': [0.0] * 2, 'b': [0.0] * 20})) == pytest.approx((0, end))
+
+
+def test_few_right_items_in_categories_by_hand():
+    """One of 4 right, and none of 4. Mutations: no variance is mixed in; all degrees of freedom are those of one."""
+    measure = of_categories({'a': [1.0, 0.0, 0.0, 0.0], 'b': [0.0] * 4})
+
+    share = 1 / 8
+    variance_of_a = (0.25 * 0.75 / 3) / 4  # with a weight of a half
+    of_independent_items = share * (1 - share) / 4 / 4
+    # One of 8 items is right, so that the two that are mixed in count two thirds.
+    of_a = variance_of_a / 3 + of_independent_items * 2 / 3
+    of_b = of_independent_items * 2 / 3
+    num_items = share * (1 - share) / (of_a + of_b)
+    freedom = (of_a + of_b) ** 2 / (of_a**2 / 3 + of_b**2 / 3)
+    quantile = scipy.stats.t.ppf(0.975, freedom)
+    center = (share + quantile**2 / num_items / 2) / (1 + quantile**2 / num_items)
+    half = math.sqrt(quantile**2 / num_items * share * (1 - share) + (quantile**2 / num_items / 2) ** 2)
+    half /= 1 + quantile**2 / num_items
+
+    assert interval(measure) == pytest.approx((center - half, center + half))
+    assert measure.standard_error == pytest.approx(math.sqrt(variance_of_a))  # the variation of items alone
+
+
+def test_where_all_categories_vary_their_variances_are_not_changed():
+    measure = of_categories({'a': [1.0, 0.0, 0.0, 0.0], 'b': [1.0, 0.0, 1.0, 0.0]})
+
+    share = 3 / 8
+    variance = (0.25 * 0.75 / 3 + 0.5 * 0.5 / 3) / 4
+    assert measure.spread.num_items == pytest.approx(share * (1 - share) / variance)
+
+
+def test_a_metric_without_bounds_has_no_share_of_categories():
+    metric = Metric('Margin', lambda results: [result.score for result in results])
+    results = [item(row, float(row == 0), category='ab'[row % 2]) for row in range(8)]
+
+    measure = task_score('a/0-shot', [metric], results).accuracy
+
+    assert measure.spread.num_items is None
+    low, _ = interval(measure)
+    assert low < 0
+
+
+SMALL = pytest.mark.parametrize('scale', [1e-14, 1.0, 1e9])
+
+
+@SMALL
+def test_a_difference_is_0_where_it_is_below_the_rounding_of_its_values(scale: float):
+    """All items rise by a tenth, which is no number in binary; those near the mean deviate by little."""
+    first = [scale * value for value in (0.3, 0.30001, 0.29999, 0.30002, 0.29998)]
+    second = [value + scale * 0.1 for value in first]
+    measures = [mean_over_clusters(values, np.arange(5, dtype=np.uint64)) for values in (first, second)]
+
+    compared = difference(*measures, 5)
+
+    assert compared.difference.standard_error == 0
+    assert compared.p_value == 2.0**-4  # a sign test of five
+    assert compared.detectable is None
+    assert difference(measures[0], measures[0], 5).difference.value == 0
+
+
+@SMALL
+def test_small_numbers_differ_however_small_they_are(scale: float):
+    first = [scale * value for value in (0.1, 0.2, 0.3, 0.4)]
+    second = [scale * value for value in (0.2, 0.25, 0.5, 0.4)]
+    measures = [mean_over_clusters(values, np.arange(4, dtype=np.uint64)) for values in (first, second)]
+
+    compared = difference(*measures, 4)
+
+    error = np.std([0.1, 0.05, 0.2, 0.0], ddof=1) / 2
+    assert compared.difference.standard_error == pytest.approx(scale * error)
+    assert compared.p_value == pytest.approx(2 * scipy.stats.t.sf(0.0875 / error, 3))
 
 
 def test_a_difference_has_the_error_of_its_items_also_where_one_run_is_all_wrong():
