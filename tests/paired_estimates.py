@@ -123,6 +123,27 @@ def score_differences(first: Path, second: Path) -> dict[str, Estimate]:
     return differences
 
 
+def error_over_prompts(first: Path, second: Path) -> float:
+    """Return the error of the difference of agieval's accuracies over passages and prompts, from crossed variances."""
+    of_runs = [variants_by_row(run, 'prompt') for run in (first, second)]
+    differences = []
+    for row in range(len(QUESTIONS)):
+        of_first, of_second = ({sample['variant']: sample['score'] for sample in of_run[row]} for of_run in of_runs)
+        differences.append([of_second[prompt] - of_first[prompt] for prompt in sorted(of_first)])
+    values = np.array(differences)
+    num_questions, num_prompts = values.shape
+    over_questions = mean_of(values.mean(1).tolist(), [question['passage'] for question in QUESTIONS]).error ** 2
+
+    of_prompts = values.mean(0).var(ddof=1) / num_prompts
+    left = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    passages = np.array([question['passage'] for question in QUESTIONS])
+    sums = np.array([left[passages == passage].sum(0) for passage in np.unique(passages)])
+    num_passages = len(sums)
+    scale = num_passages / (num_passages - 1) * num_prompts / (num_prompts - 1)
+    of_both = (sums**2).sum() / (num_questions * num_prompts) ** 2 * scale
+    return math.sqrt(over_questions + max(0.0, of_prompts - of_both))
+
+
 def variants_by_row(run: Path, perturbation: str) -> dict[int, list[Sample]]:
     """Return the samples of all variants of each question."""
     variants: dict[int, list[Sample]] = defaultdict(list)

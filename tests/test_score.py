@@ -140,13 +140,20 @@ def test_results_have_all_keys(written):
     names = {ORDER: LETTERS, PROMPT: range(10), DRAWN: range(1, 6)}
     for perturbation, found in entry['perturbations'].items():
         others = {'accuracy_by_variant', 'accuracy_by_gold', 'num_questions', 'num_incomplete'}
-        assert set(found) == measures | others
+        over_prompts = {'accuracy_over_prompts', 'consistency_rate_over_prompts', 'prompt_deviation'}
+        assert set(found) == measures | others | (over_prompts if perturbation == PROMPT else set())
         assert (found['num_questions'], found['num_incomplete']) == (3, 0)
         variants = [f'{perturbation}:{name}' for name in names[perturbation]]
         assert list(found['accuracy_by_variant']) == variants
         prefix = f'icl/metrics/score/mmlu_pro/{perturbation}/'
         keys = {name.removeprefix(prefix) for name in record['metrics'] if name.startswith(prefix)}
+        keys_over_prompts = {
+            'accuracy/standard_error_over_prompts',
+            'consistency_rate/standard_error_over_prompts',
+            'prompt_deviation',
+        }
         assert keys == {
+            *(keys_over_prompts if perturbation == PROMPT else ()),
             *(measures - {'accuracy_micro', 'accuracy_macro', 'accuracy_mean'}),
             'consistency_rate/standard_error',
             'accuracy/standard_error',

@@ -35,7 +35,8 @@ class Difference:
 
     `p_value` is two-sided, from Student's t; `p_holm` is corrected for all simultaneous comparisons
     (`holm_in_families`). `level` is what `p_value` must be below to be clear if nothing else is, which is the first
-    step of that correction. They are None, but for the level, if the error is unknown.
+    step of that correction. They are None, but for the level, if the error is unknown. `over_prompts` is the difference
+    of two of SCORE's means over prompts, with its error over questions and prompts; None for others.
     """
 
     first: Measure
@@ -45,6 +46,7 @@ class Difference:
     p_value: float | None
     p_holm: float | None = None
     level: float = LEVEL
+    over_prompts: Measure | None = None
 
     @property
     def detectable(self) -> float | None:

@@ -13,14 +13,21 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from llmfoundry_gauntlet.errors import plural
+from llmfoundry_gauntlet.metrics.prompt_effects import (
+    PromptEffects,
+    effects_on_agreement,
+    over_prompts,
+    prompt_effects,
+)
 from llmfoundry_gauntlet.metrics.statistics import SHARE, mean, mean_over_categories, mean_over_clusters
 from llmfoundry_gauntlet.types import Measure
 
 OPTION_ORDER = 'option_order:'
+PROMPT = 'prompt:'
 
 Equal = Callable[[str, str | None], bool]
 QuestionKey = tuple[str | None, int]
@@ -106,8 +113,9 @@ class PerturbationScore:
     """The metrics of a dataset under one perturbation, shares from 0 to 1.
 
     `accuracy` is either `accuracy_micro` or `accuracy_macro`, as are those by variant and by gold label.
-    `accuracy_mean` is the plain mean over variants. Accuracies and consistency have a standard error. `num_questions`
-    counts all questions, `num_incomplete` those with an unscored variant, which consistency leaves out.
+    `accuracy_mean` is the plain mean over variants. Means over questions have a standard error. `num_questions` counts
+    all questions, `num_incomplete` those with an unscored variant, which consistency leaves out. `over_prompts` is of
+    the prompt perturbation alone.
     """
 
     accuracy: Measure
@@ -124,6 +132,21 @@ class PerturbationScore:
     unparsed_rate: Measure
     num_questions: int
     num_incomplete: int
+    over_prompts: OverPrompts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverPrompts:
+    """Accuracy and consistency with their errors over prompts and questions, for any prompts that could be asked.
+
+    `prompt_deviation` is the standard deviation of the accuracy between prompts. `effects` are those of the two
+    metrics, by name, from which the error of a difference is made.
+    """
+
+    accuracy: Measure
+    consistency_rate: Measure
+    prompt_deviation: Measure
+    effects: Mapping[str, PromptEffects] = field(compare=False, repr=False)
 
 
 def perturbation_score(
@@ -155,10 +178,16 @@ def perturbation_score(
     of_variants = [accuracy.value for accuracy in by_variant.values() if accuracy.value is not None]
 
     # Of complete questions.
-    all_right = [all(result.score == 1 for result in group) for group in complete] if missing is None else []
+    all_right = []
+    if missing is None:
+        all_right = [
+            (float(all(result.score == 1 for result in group)), cluster_of_question(group[0])) for group in complete
+        ]
     no_rates = 'no question has more than one variant' if complete else incomplete
+    accuracy = by_category if macro else micro
+    consistency_rate = mean_share(agreements(complete, equal), no_rates)
     return PerturbationScore(
-        accuracy=by_category if macro else micro,
+        accuracy=accuracy,
         accuracy_micro=micro,
         accuracy_macro=by_category,
         accuracy_by_variant=by_variant,
@@ -166,13 +195,79 @@ def perturbation_score(
         accuracy_worst=summary_measure(min, of_variants, missing),
         accuracy_mean=summary_measure(mean, of_variants, missing),
         accuracy_best=summary_measure(max, of_variants, missing),
-        all_variants_right=summary_measure(mean, all_right, incomplete),
-        consistency_rate=mean_share(agreements(complete, equal), no_rates),
+        all_variants_right=mean_share(all_right, incomplete),
+        consistency_rate=consistency_rate,
         consistency_rate_reference=reference_consistency,
-        unparsed_rate=summary_measure(mean, [result.answer is None for result in scored], missing),
+        unparsed_rate=unparsed_rate(scored, missing),
         num_questions=len(questions),
         num_incomplete=len(questions) - len(complete),
+        over_prompts=scores_over_prompts(accuracy, consistency_rate, complete, macro=macro, equal=equal),
     )
+
+
+def unparsed_rate(scored: Sequence[VariantResult], missing: str | None) -> Measure:
+    """Return the share of variants without an answer, with its error over questions."""
+    shares = []
+    for group in by_question(scored).values():
+        num_unparsed = sum(result.answer is None for result in group)
+        shares.append((num_unparsed / len(group), cluster_of_question(group[0])))
+    over_questions = mean_share(shares, missing)
+    if over_questions.value is None:
+        return over_questions
+    # Of questions with several numbers of variants, as of options, each variant counts alike.
+    return replace(over_questions, value=mean([result.answer is None for result in scored]))
+
+
+def scores_over_prompts(
+    accuracy: Measure,
+    consistency_rate: Measure,
+    complete: Sequence[Sequence[VariantResult]],
+    *,
+    macro: bool,
+    equal: Callable[[str, str], bool],
+) -> OverPrompts | None:
+    """Return scores with the errors over prompts; None for other perturbations, and for fewer than three prompts."""
+    prompts = sorted({result.variant for group in complete for result in group}, key=variant_order)
+    if len(prompts) < 3 or not all(prompt.startswith(PROMPT) for prompt in prompts):
+        return None
+    import numpy as np
+
+    # Questions asked with all prompts, in an order that does not depend on that of the results.
+    asked_with_all = [group for group in complete if len(group) == len(prompts)]
+    asked_with_all.sort(key=lambda group: question_number(group[0].question))
+    in_order = [sorted(group, key=lambda result: variant_order(result.variant)) for group in asked_with_all]
+    if len(in_order) < 2:
+        return None
+    clusters = np.array([cluster_of_question(group[0]) for group in in_order], np.uint64)
+    categories = [str(group[0].category if macro else None) for group in in_order]
+
+    rights = np.array([[result.score for result in group] for group in in_order], np.float64)
+    agreeing = np.array([agreements_of_variants(group, equal) for group in in_order])
+    effects = {
+        'accuracy': prompt_effects(rights, clusters, categories, prompts),
+        'consistency_rate': effects_on_agreement(agreeing, clusters, prompts),
+    }
+    deviation = accuracy
+    if accuracy.value is not None:
+        deviation = Measure(value=effects['accuracy'].deviation_between_prompts)
+    return OverPrompts(
+        accuracy=over_prompts(accuracy, effects['accuracy']),
+        consistency_rate=over_prompts(consistency_rate, effects['consistency_rate']),
+        prompt_deviation=deviation,
+        effects=effects,
+    )
+
+
+def agreements_of_variants(group: Sequence[VariantResult], equal: Callable[[str, str], bool]) -> list[float]:
+    """Return, for each variant of a question, the share of its other variants with the same answer."""
+    counts = Counter(result.answer for result in group if result.answer is not None)
+    num_agreeing = {answer: count - 1 for answer, count in counts.items()}
+    if equal is not operator.eq:
+        for answer, other in combinations(counts, 2):
+            if equal(answer, other):
+                num_agreeing[answer] += counts[other]
+                num_agreeing[other] += counts[answer]
+    return [0.0 if result.answer is None else num_agreeing[result.answer] / (len(group) - 1) for result in group]
 
 
 def agreements(groups: Iterable[Sequence[VariantResult]], equal: Callable[[str, str], bool]) -> list[tuple[float, int]]:

@@ -20,6 +20,7 @@ SHORTENED_ITEMS = 'gauntlet/shortened_items'
 UNSCORED_ITEMS = 'gauntlet/unscored_items'
 BATCH = 'gauntlet/batch'
 STANDARD_ERROR = 'StandardError'
+OVER_PROMPTS = 'standard_error_over_prompts'  # of SCORE
 MAJORITY = 'MajorityClass'  # a property of the data, which is in records only
 MAX_KEY_LENGTH = 250  # MLflow's
 
@@ -96,6 +97,11 @@ def score_values(dataset: str, perturbation: str, score: PerturbationScore) -> I
         measure: Measure = getattr(score, name)
         yield f'{prefix}/{name}', measure.value
         yield f'{prefix}/{name}/standard_error', measure.standard_error
+        if score.over_prompts is not None:
+            measure = getattr(score.over_prompts, name)
+            yield f'{prefix}/{name}/{OVER_PROMPTS}', measure.standard_error
+    if score.over_prompts is not None:
+        yield f'{prefix}/prompt_deviation', score.over_prompts.prompt_deviation.value
     yield f'{prefix}/consistency_rate_reference', score.consistency_rate_reference.value
     for name in ('unparsed_rate', 'accuracy_worst', 'accuracy_best', 'all_variants_right'):
         yield f'{prefix}/{name}', getattr(score, name).value
@@ -149,5 +155,5 @@ def task_group(key: str, accuracy: str) -> str:
 
 def is_logged(key: str, group: str, groups: Collection[str]) -> bool:
     """Return whether loggers get the value of a key of this group."""
-    is_error = key.endswith((STANDARD_ERROR, '/standard_error'))
+    is_error = key.endswith((STANDARD_ERROR, '/standard_error', f'/{OVER_PROMPTS}'))
     return group in groups and (ERRORS in groups or not is_error)

@@ -214,8 +214,8 @@ def sums_by_cluster(clusters: ClusterNumbers, deviations: Floats) -> tuple[Clust
     import numpy as np
 
     numbers, places = np.unique(clusters, return_inverse=True)
-    sums = np.bincount(places, weights=deviations, minlength=len(numbers))
-    magnitudes = np.bincount(places, weights=np.abs(deviations), minlength=len(numbers))
+    sums = np.asarray(np.bincount(places, weights=deviations), np.float64)
+    magnitudes = np.asarray(np.bincount(places, weights=np.abs(deviations)), np.float64)
     return numbers, places, without_rounding(sums, magnitudes)
 
 

@@ -23,7 +23,7 @@ from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
 from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError, as_given, describe, naming
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version, plain_text
-from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
+from llmfoundry_gauntlet.metrics.consistency import OverPrompts, PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.metrics.statistics import interval, variance_shares
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_lines, samples_file
@@ -373,7 +373,11 @@ def perturbation_record(score: PerturbationScore) -> dict[str, Any]:
             record[field.name] = measure_record(value)
         elif isinstance(value, Mapping):
             record[field.name] = {name: measure_record(measure) for name, measure in value.items()}
-        else:
+        elif isinstance(value, OverPrompts):
+            record['accuracy_over_prompts'] = measure_record(value.accuracy)
+            record['consistency_rate_over_prompts'] = measure_record(value.consistency_rate)
+            record['prompt_deviation'] = measure_record(value.prompt_deviation)
+        elif value is not None:
             record[field.name] = value
     return record
 

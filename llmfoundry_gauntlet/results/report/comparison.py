@@ -19,6 +19,7 @@ from llmfoundry_gauntlet.metrics.comparison import (
 )
 from llmfoundry_gauntlet.metrics.consistency import NO_ITEMS, PerturbationScore
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
+from llmfoundry_gauntlet.metrics.prompt_effects import PromptEffects, effects_of_difference, over_prompts
 from llmfoundry_gauntlet.results.report.scores import tasks_of_composites
 from llmfoundry_gauntlet.results.runs import Run
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
@@ -165,7 +166,10 @@ def compare_runs(first: Run, second: Run, *, metric: str | None = None, allow_mi
     `corrected` does so for several. Raise RecordError if the runs have no task, or no item of any task, in common.
     """
     who = f'{first.folder} and {second.folder} have'
-    asked, common, (of_first, of_second) = measured([first, second], who, metric=metric, allow_missing=allow_missing)
+    evaluations, common, (of_first, of_second) = measured(
+        [first, second], who, metric=metric, allow_missing=allow_missing
+    )
+    asked = evaluations[0]
     counts = item_counts(asked, common)
     groups: dict[str, dict[str, Difference]] = {}
     for kind, measures_of_first in of_first.items():
@@ -174,6 +178,7 @@ def compare_runs(first: Run, second: Run, *, metric: str | None = None, allow_mi
         groups[kind] = {
             name: difference(measures_of_first[name], measures_of_second[name], counts[kind][name]) for name in names
         }
+    groups['score'] = with_errors_over_prompts(groups['score'], evaluations)
     comparison = Comparison(
         first=str(first.folder),
         second=str(second.folder),
@@ -185,16 +190,36 @@ def compare_runs(first: Run, second: Run, *, metric: str | None = None, allow_mi
     return corrected([comparison])[0]
 
 
+def with_errors_over_prompts(
+    differences: Mapping[str, Difference], evaluations: Sequence[Evaluation]
+) -> dict[str, Difference]:
+    """Return the differences between two evaluations with their errors over prompts, where SCORE varies these."""
+    effects_by_name: dict[str, list[PromptEffects]] = {}
+    for evaluation in evaluations:
+        for name, of_perturbation in perturbations(evaluation):
+            if of_perturbation.over_prompts is not None:
+                for metric, effects in of_perturbation.over_prompts.effects.items():
+                    effects_by_name.setdefault(f'{name} {metric}', []).append(effects)
+
+    with_errors = dict(differences)
+    for name, compared in differences.items():
+        effects_of_runs = effects_by_name.get(name, [])
+        if len(effects_of_runs) == len(evaluations) and compared.difference.value is not None:
+            effects = effects_of_difference(*effects_of_runs)
+            with_errors[name] = replace(compared, over_prompts=over_prompts(compared.difference, effects))
+    return with_errors
+
+
 def measured(
     runs: Sequence[Run], who: str, *, metric: str | None, allow_missing: bool
-) -> tuple[Evaluation, dict[str, CommonItems], list[dict[str, dict[str, Measure]]]]:
-    """Return the first run over the items in common, these items by task, and the measures of each run over them."""
+) -> tuple[list[Evaluation], dict[str, CommonItems], list[dict[str, dict[str, Measure]]]]:
+    """Return the runs over the items in common, these items by task, and the measures of each run over them."""
     common = common_by_task(runs, who, scored=allow_missing)
     with Comparer() as comparer:
         evaluations = [rescored(run, runs, common, comparer, allow_missing=allow_missing) for run in runs]
     names = metric_names(evaluations[0].tasks, common, metric)
     of_runs = [measures(evaluation, names, common, with_others=metric is None) for evaluation in evaluations]
-    return evaluations[0], common, of_runs
+    return evaluations, common, of_runs
 
 
 def common_by_task(runs: Sequence[Run], who: str, *, scored: bool) -> dict[str, CommonItems]:

@@ -57,6 +57,7 @@ NO_CHANCE_OF_CONSISTENCY = (
     'consistency_rate has no chance level: a model that always gives the same letter agrees with itself too; read it '
     'beside the accuracy'
 )
+ERRORS_OVER_PROMPTS = 'standard errors over questions and prompts'
 NO_ERROR = 'no standard error, which takes two questions scored independently'
 ALIKE = 'no standard error, as all items have the same value'
 NO_COMPOSITE = 'composites over tasks without a score are absent'
@@ -69,6 +70,8 @@ TARGETS_LEGEND = (
 )
 DIFFERENCE_KEYS = ('p_value', 'p_holm', 'detectable', 'num_items')
 SIDES = ('first', 'second')  # of a comparison
+OVER_PROMPTS = 'over_prompts'  # the error of a difference of SCORE with those of prompts
+COLUMNS_OVER_PROMPTS = (f'standard_error_{OVER_PROMPTS}', f'p_value_{OVER_PROMPTS}')
 
 
 def print_runs(folder: Path) -> None:
@@ -142,7 +145,12 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
         title=f'{TITLE} ({banner})' if banner else TITLE,
         columns=columns,
         parts=[tasks, averages, [heading('SCORE'), *score] if score else []],
-        notes=[*score_notes(evaluations), *consistency_notes(evaluations), *absences(headline_cells(evaluations))],
+        notes=[
+            *score_notes(evaluations),
+            *consistency_notes(evaluations),
+            *(errors_over_prompts(evaluations[0]) if len(evaluations) == 1 else ()),
+            *absences(headline_cells(evaluations)),
+        ],
     )
 
 
@@ -334,6 +342,10 @@ def flat(entry: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             row[name] = value
             continue
+        if name == OVER_PROMPTS:
+            for column in COLUMNS_OVER_PROMPTS:
+                row[column] = value.get(column.removesuffix(f'_{name}'))
+            continue
         row[name] = value.get('value')
         if name in SIDES:
             row[f'{name}_standard_error'] = value.get('standard_error')
@@ -350,7 +362,11 @@ def print_comparisons(compared: Sequence[Comparison], metric: str | None = None,
     for record in records:
         runs = {'first_run': record['first'], 'second_run': record['second']}
         for kind in ('tasks', 'composites', 'score'):
-            rows += [{**runs, 'kind': kind, 'name': name, **flat(entry)} for name, entry in record[kind].items()]
+            for name, entry in record[kind].items():
+                row = {**runs, 'kind': kind, 'name': name, **flat(entry)}
+                for column in COLUMNS_OVER_PROMPTS:
+                    row.setdefault(column, None)
+                rows.append(row)
     print_tables(form, [difference_table(comparison, metric) for comparison in compared], rows, records)
     if form == 'table':
         for comparison in compared:
@@ -409,7 +425,7 @@ def difference_table(
         columns=columns,
         parts=parts,
         legend=LEGEND,
-        notes=[*notes, *share_notes(shares)],
+        notes=[*notes, *share_notes(shares), *differences_over_prompts(comparison)],
         warnings=comparison.warnings,
     )
 
@@ -426,6 +442,34 @@ def share_notes(shares: Mapping[str, Mapping[str, float]]) -> list[str]:
         if parts:
             notes.append(f'error of {name}, by share of its variance: {", ".join(parts)}')
     return notes
+
+
+def differences_over_prompts(comparison: Comparison) -> list[str]:
+    """Return a line with the errors of differences over questions and prompts, where prompts add to them."""
+    parts = []
+    for name, compared in comparison.groups['score'].items():
+        with_prompts = compared.over_prompts
+        if with_prompts is None or with_prompts.spread == compared.difference.spread:
+            continue
+        p = p_value(with_prompts)
+        parts.append(f'{name} {with_prompts.standard_error:.3f}{"" if p is None else f" (p = {p:.3f})"}')
+    return [f'{ERRORS_OVER_PROMPTS}: {", ".join(parts)}'] if parts else []
+
+
+def errors_over_prompts(evaluation: Run) -> list[str]:
+    """Return a line with the errors of SCORE over questions and prompts, where prompts add to them."""
+    rows = {(row.name, row.metric): row for row in evaluation.rows if row.kind == 'perturbation' and row.part is None}
+    parts = []
+    for (name, metric), row in rows.items():
+        with_prompts = rows.get((name, f'{metric}_{OVER_PROMPTS}'))
+        if with_prompts is None or with_prompts.standard_error in (None, row.standard_error):
+            continue
+        part = f'{score_name(row)} {metric} {with_prompts.standard_error:.3f}'
+        deviation = rows.get((name, 'prompt_deviation'))
+        if metric == 'accuracy' and deviation is not None and deviation.value is not None:
+            part = f'{part} (of single prompts it deviates by {deviation.value:.3f})'
+        parts.append(part)
+    return [f'{ERRORS_OVER_PROMPTS}: {", ".join(parts)}'] if parts else []
 
 
 def starred(value: float) -> str:
@@ -458,8 +502,10 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
 
 def difference_record(compared: Difference, record_of: Callable[[Measure], dict[str, Any]]) -> dict[str, Any]:
     """Return a score of both runs and its difference for JSON, each measure as `record_of` returns it."""
-    measures = {name: record_of(getattr(compared, name)) for name in (*SIDES, 'difference')}
-    return {**measures, **{key: getattr(compared, key) for key in DIFFERENCE_KEYS}}
+    record = {name: record_of(getattr(compared, name)) for name in (*SIDES, 'difference')}
+    if compared.over_prompts is not None:
+        record[OVER_PROMPTS] = {**record_of(compared.over_prompts), 'p_value': p_value(compared.over_prompts)}
+    return {**record, **{key: getattr(compared, key) for key in DIFFERENCE_KEYS}}
 
 
 def print_trends(trends: Trends, form: str = 'table') -> None:

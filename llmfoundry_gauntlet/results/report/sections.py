@@ -46,6 +46,9 @@ SCORE_METRICS = (
     'accuracy_best',
     'all_variants_right',
     'unparsed_rate',
+    'accuracy_over_prompts',  # with errors over questions and prompts
+    'consistency_rate_over_prompts',
+    'prompt_deviation',
 )
 SETTINGS = ('package_version', 'semantics', 'model', 'training', 'timing', 'environment', 'config', 'identity')
 MOST_CHANGED = 10  # tasks of a training run
@@ -268,7 +271,9 @@ def dataset_table(
     def cells(metric: str, part: str | None = None) -> list[Cell]:
         return [scores.get((column, metric, part)) for column in columns]
 
-    metrics = [TableRow(name=metric, cells=cells(metric)) for metric in SCORE_METRICS]
+    # Without the prompt perturbation there are no errors over prompts.
+    known = {metric for (_, metric, _) in scores}
+    metrics = [TableRow(name=metric, cells=cells(metric)) for metric in SCORE_METRICS if metric in known]
     accuracies = [scores.get((column, 'accuracy', None)) for column in columns]
     chances: list[Cell] = [None if accuracy is None else accuracy.chance for accuracy in accuracies]
     if any(chance is not None for chance in chances):

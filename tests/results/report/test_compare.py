@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paired_estimates import bits_per_byte, check_differences, combined, composites_of, paired, score_differences
+from paired_estimates import (
+    bits_per_byte,
+    check_differences,
+    combined,
+    composites_of,
+    error_over_prompts,
+    paired,
+    score_differences,
+)
 from recorded_runs import (
     AGIEVAL,
     BASELINES,
@@ -55,6 +63,36 @@ def test_differences_are_paired_with_clustered_errors(compared, runs: dict[str, 
     check_differences(comparison['score'], score)
     assert (comparison['first'], comparison['second']) == (str(runs['a']), str(runs['b']))
     assert comparison['warnings'] == []
+
+
+def test_differences_of_score_have_errors_over_prompts_too(compared, gauntlet, runs: dict[str, Path], tmp_path: Path):
+    """Three of the prompts confuse one of the models. Mutation: prompts of both runs are taken to be independent."""
+    name = 'agieval prompt accuracy'
+    confused = copy_run(runs['b'], tmp_path / 'confused')
+    of_confusing = {'prompt:0', 'prompt:4', 'prompt:7'}
+    samples = samples_of(confused, AGIEVAL)
+    write_lines(
+        samples_path(confused, AGIEVAL),
+        [{**sample, 'score': 0.0} if sample['variant'] in of_confusing else sample for sample in samples],
+    )
+    expected = error_over_prompts(runs['a'], confused)
+
+    (comparison,) = compared(runs['a'], confused)
+    _, out, _ = gauntlet('compare', runs['a'], confused)
+    _, of_csv, _ = gauntlet('compare', runs['a'], confused, '--format', 'csv')
+
+    entry = comparison['score'][name]
+    over_prompts = entry['over_prompts']
+    assert over_prompts['value'] == entry['difference']['value']
+    assert over_prompts['standard_error'] == pytest.approx(expected, rel=1e-9)
+    assert expected > entry['difference']['standard_error']
+    assert 'over_prompts' not in comparison['score']['agieval option_order accuracy']
+    note = f'standard errors over questions and prompts: {name} {expected:.3f} (p = {over_prompts["p_value"]:.3f})'
+    assert note in ' '.join(out.split())
+    rows = {row['name']: row for row in csv.DictReader(io.StringIO(of_csv))}
+    assert rows[name]['standard_error_over_prompts'] == repr(over_prompts['standard_error'])
+    assert rows[name]['p_value_over_prompts'] == repr(over_prompts['p_value'])
+    assert rows[CHOICES]['standard_error_over_prompts'] == ''
 
 
 def test_the_items_of_composites_and_the_questions_of_score_are_counted(compared, runs: dict[str, Path]):

@@ -196,6 +196,9 @@ def test_the_table_of_a_score_dataset_equals_the_record(page, rich: Path):
         'accuracy_best',
         'all_variants_right',
         'unparsed_rate',
+        'accuracy_over_prompts',
+        'consistency_rate_over_prompts',
+        'prompt_deviation',
     ]
 
     head, *rows = page['tables']['agieval']
@@ -211,7 +214,7 @@ def test_the_table_of_a_score_dataset_equals_the_record(page, rich: Path):
             if name['text'] in measures:
                 check_cell(cell, measures[name['text']])
             else:
-                assert cell['text'] == ''  # a variant of another perturbation
+                assert cell['text'] == ''  # of another perturbation
 
 
 def test_banners_and_notes_tell_what_the_numbers_are_worth(page):
