@@ -217,7 +217,7 @@ def checkpoint_spread(batches: Sequence[int], values: Sequence[float]) -> Spread
     Residuals of adjacent checkpoints are correlated. With their autocorrelation r, corrected for the bias of short
     series (Kendall 1954), the variance grows by (1 + r) / (1 - r), and the K - 2 degrees of freedom shrink by it: both
     hold for long series of an AR(1) process, and approximate short ones. In simulations with 4 to 40 checkpoints fewer
-    flat series look like a trend than with Newey and West's estimate, but 7 to 27 % still do where r is .5 to .9.
+    flat series look like a trend than with Newey and West's estimate, but 7 to 28 % still may where r is .5 to .9.
     """
     import numpy as np
 
