@@ -16,8 +16,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from llmfoundry_gauntlet.metrics.comparison import POWER, ROUNDING, Difference, holm_in_families
-from llmfoundry_gauntlet.metrics.statistics import student_quantile
+from llmfoundry_gauntlet.metrics.comparison import POWER, Difference, holm_in_families
+from llmfoundry_gauntlet.metrics.statistics import ROUNDING, student_quantile
 from llmfoundry_gauntlet.types import Measure, Spread
 
 FAMILIES = TASKS, CATEGORIES, AVERAGES, SCORE = 'tasks', 'categories', 'averages', 'score'
