@@ -260,7 +260,8 @@ def scores_over_prompts(
 
 def agreements_of_variants(group: Sequence[VariantResult], equal: Callable[[str, str], bool]) -> list[float]:
     """Return, for each variant of a question, the share of its other variants with the same answer."""
-    counts = Counter(result.answer for result in group if result.answer is not None)
+    given = [result.answer for result in group if result.answer is not None]
+    counts = Counter(given)
     num_agreeing = {answer: count - 1 for answer, count in counts.items()}
     if equal is not operator.eq:
         for answer, other in combinations(counts, 2):
