@@ -101,7 +101,8 @@ def spread_of_contrast(spread: Spread | None) -> Spread | None:
 def p_value(measure: Measure) -> float | None:
     """Return the probability of a value this far from 0 by chance; None without a standard error.
 
-    If every cluster differs by the same amount, so that the error is 0, it is the p-value of a sign test.
+    If every cluster differs by the same amount, so that the error is 0, it is the p-value of a sign test; for a
+    composite of several tasks this approximates, as all their clusters count alike.
     """
     if measure.value is None or measure.spread is None:
         return None
