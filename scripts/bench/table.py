@@ -99,21 +99,24 @@ class RowResult:
 def rows_table(results: Sequence[RowResult]) -> str:
     """Return seconds per item, ratios, lm-eval's best batch size, and predictions equal to ours.
 
-    Items are those of ours and of llm-foundry.
+    Items are those of ours and of llm-foundry. Rows need not have the same contenders.
     """
+    contenders = dict.fromkeys(name for result in results for name in result.rounds)
+    ratios = dict.fromkeys(ratio for result in results for ratio in result.ratios)
+    has_logprobs = any(result.largest_difference is not None for result in results)
     rows = []
     for result in results:
-        difference = result.largest_difference
         counted = [result.rounds[name][0]['num_items'] for name in (OURS, FOUNDRY) if name in result.rounds]
+        difference = result.largest_difference
         rows.append({
             'row': result.row.name,
             'vocabulary': result.vocabulary,
             'items': '/'.join(map(str, counted)),
-            **{name: result.seconds(name) for name in result.rounds},
-            **result.ratios,
+            **{name: result.seconds(name) if name in result.rounds else None for name in contenders},
+            **{ratio: result.ratios.get(ratio) for ratio in ratios},
             'batch': result.lm_eval_batch_size,
             'same': ', '.join(f'{name} {same} of {made}' for name, (same, made) in result.same.items()),
-            **({} if difference is None else {'nats off': f'{difference:.0e}'}),
+            **({'nats off': None if difference is None else f'{difference:.0e}'} if has_logprobs else {}),
             'notes': '; '.join(f'{name} {value}' for name, value in result.notes.items()),
         })  # fmt: skip
     return tabulate(rows, headers='keys', floatfmt='.4g', missingval='-')
