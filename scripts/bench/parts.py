@@ -379,7 +379,7 @@ HYBRID_ROWS = (
         foundry_items=(0, 0),
     ),
     MMLU_OF_NEWEST,
-    replace(MMLU_OF_NEWEST, group=hybrid_group('mmlu, fixed shots', 6.5), items=(32, 8), fixed_shots=True),
+    replace(MMLU_OF_NEWEST, group=hybrid_group('mmlu, fixed shots', 6.5), items=(64, 12), fixed_shots=True),
     NewestRow(
         label='gsm8k',
         num_shots=0,
