@@ -24,12 +24,14 @@ if TYPE_CHECKING:
         UnwrittenError,
     )
     from llmfoundry_gauntlet.evaluation.run import Evaluation
+    from llmfoundry_gauntlet.metrics.alerts import Alert
     from llmfoundry_gauntlet.results.runs import Run, read_run, read_runs, samples_frame, scores_frame
     from llmfoundry_gauntlet.runtime.evaluate import evaluate
     from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet
 
 __version__ = VERSION
 _HOMES = {
+    'Alert': 'metrics.alerts',
     'ConfigError': 'errors',
     'DataError': 'errors',
     'EvalGauntlet': 'composer',
@@ -53,6 +55,7 @@ _HOMES = {
 }
 
 __all__ = [
+    'Alert',
     'ConfigError',
     'DataError',
     'EvalGauntlet',

@@ -153,6 +153,7 @@ def watch(
 def training_settings(path: Path) -> dict[str, Any]:
     """Return the WatchSettings fields given by a training YAML, `out` possibly None. Raise ConfigError."""
     from llmfoundry_gauntlet.config.resources import path_problem
+    from llmfoundry_gauntlet.config.run import TRAINING_KEYS
     from llmfoundry_gauntlet.config.settings import decode_settings
     from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_value, read_yaml
 
@@ -169,7 +170,7 @@ def training_settings(path: Path) -> dict[str, Any]:
     save_folder = decode_settings(block, f'{path}: callbacks.eval_gauntlet').save_folder
     if run_name is not None and save_folder is not None:
         save_folder = save_folder.replace('{run_name}', run_name)
-    settings = {key: value for key, value in block.items() if key not in ('interval', 'save_folder')}
+    settings = {key: value for key, value in block.items() if key not in TRAINING_KEYS}
     if 'precision' in settings:  # in YAML the precision target; for `evaluate`, `precision` is the model's
         settings['precision_target'] = settings.pop('precision')
     return {

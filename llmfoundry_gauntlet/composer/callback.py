@@ -34,7 +34,7 @@ from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.evaluation.subsets import Sizes
 from llmfoundry_gauntlet.results.files import RESULTS
 from llmfoundry_gauntlet.results.journal import JOURNAL
-from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet, device_of, num_parameters_of, summary
+from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet, OnAlert, device_of, num_parameters_of, summary
 from llmfoundry_gauntlet.runtime.loop import SOME_BATCHES, Step
 from llmfoundry_gauntlet.runtime.records import environment
 from llmfoundry_gauntlet.runtime.writer import Results
@@ -114,11 +114,13 @@ class EvalGauntlet(Callback):
 
     Tasks and data are loaded and validated by the constructor (ConfigError, DataError), the model and its tokenizer
     when the Trainer is created (ModelError). Training is bitwise unchanged. `evaluation` is the latest result in the
-    current Trainer.
+    current Trainer. `on_alert` is called on every rank with each Alert of an evaluation after it is logged; what it
+    raises ends the training.
     """
 
-    def __init__(self, **settings: Unpack[TrainingOptions]) -> None:
+    def __init__(self, *, on_alert: OnAlert | None = None, **settings: Unpack[TrainingOptions]) -> None:
         self.gauntlet = Gauntlet.from_data(load_inputs(settings))
+        self.gauntlet.on_alert = on_alert
         self.schedule = EvaluationSchedule(self.settings.interval)
         self.label = LABEL
         self.loss = TrainingLoss()  # since the last evaluation
@@ -337,6 +339,7 @@ class EvalGauntlet(Callback):
             folder=self.gauntlet.records.folder_of(batch_of(state)),
             title=title_of(state),
             precision=state.precision.value,
+            step=batch_of(state),
         )
         self._ending.callback(steps.close)
         yield from steps
@@ -379,6 +382,7 @@ class EvalGauntlet(Callback):
             if self.schedule.event == Event.FIT_END:  # Composer has called `fit_end` before
                 records.wait()
         self.loss.reset()
+        self.gauntlet.announce_alerts(evaluation)
 
 
 class Steps:

@@ -17,7 +17,7 @@ DTYPES = ('float32', 'bfloat16', 'float16')
 PRECISIONS = ('fp32', 'amp_fp16', 'amp_bf16', 'amp_fp8')  # in Composer's words; the last computes in bfloat16
 LOGGERS = ('file', 'mlflow', 'tensorboard', 'wandb')
 DIST_TIMEOUT = 900.0  # seconds, for a new process group: longer than the watchdog's
-TRAINING_KEYS = ('interval', 'save_folder')  # settings without effect outside of training
+TRAINING_KEYS = ('interval', 'save_folder', 'alert_on')  # settings without effect outside of training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,7 @@ INTERVALS = (
 AUTO: Final = 'auto'
 BETWEEN = '...'  # between the start and the end of reasoning
 ERROR, SKIP = 'error', 'skip'
+AVERAGES = 'averages'  # of the gauntlet, as what alerts watch
 LOGGED = ACCURACY, ERRORS, COMPOSITES, SCORE, METRICS = 'accuracy', 'errors', 'composites', 'score', 'metrics'
 CHAT = ('chat_template_kwargs', 'system_prompt', 'fewshot_as_turns')  # settings of the form of prompts in chat
 OF_TEMPLATE_CALL = (  # arguments of transformers' apply_chat_template that are no variables of a template
@@ -100,6 +101,8 @@ class EvaluationSettings:
     * `log`: what loggers get besides times and counts: 'accuracy' (of tasks and their categories), 'errors' (standard
       errors of all that is logged), 'composites', 'score' (SCORE's) and 'metrics' (all others of tasks). Records hold
       everything. `log_prompts`: samples files also hold the texts of prompts and choices.
+    * `alert_on`: scores of which a warning and `on_alert` say if they fall further than they usually vary in this
+      training: 'averages', or names of averages, categories and tasks; empty for none.
     """
 
     tasks: TasksSource | None = None
@@ -128,6 +131,7 @@ class EvaluationSettings:
     save_folder: str | None = 'runs/{run_name}/gauntlet'
     log: tuple[str, ...] = LOGGED[:-1]
     log_prompts: bool = False
+    alert_on: tuple[str, ...] = (AVERAGES,)
 
     def __post_init__(self) -> None:
         raise_invalid_values(self.problems())
@@ -240,6 +244,7 @@ class GauntletOptions(EvaluationOptions, total=False):
     """The keyword arguments of a Gauntlet, which evaluates again and again and records each evaluation."""
 
     save_folder: str | Path | None
+    alert_on: str | Sequence[str]
 
 
 class TrainingOptions(GauntletOptions, total=False):
@@ -355,7 +360,7 @@ def chat_problems(settings: EvaluationSettings) -> Iterator[str]:
 def decode_settings(values: Mapping[str, Any], source: str = 'eval_gauntlet') -> EvaluationSettings:
     """Return settings from plain values and paths; accept a single interval or name for a list. Raise ConfigError."""
     values = {key: paths_as_text(value) for key, value in values.items()}
-    for key in ('only', 'log', 'interval', 'reasoning_markers'):
+    for key in ('only', 'log', 'interval', 'reasoning_markers', 'alert_on'):
         if isinstance(values.get(key), (str, int)):  # the error for a number says which words are allowed
             values[key] = [str(values[key])]
     problems = YamlProblems(source)

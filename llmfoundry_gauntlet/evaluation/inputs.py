@@ -26,7 +26,7 @@ from llmfoundry_gauntlet.errors import (
     plural,
 )
 from llmfoundry_gauntlet.evaluation.subsets import subsets_of
-from llmfoundry_gauntlet.evaluation.suite import Suite, at_shots, only, read_suite
+from llmfoundry_gauntlet.evaluation.suite import Suite, at_shots, only, read_suite, watched_scores
 from llmfoundry_gauntlet.metrics.keys import check_key_names
 from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
 from llmfoundry_gauntlet.tasks import Task
@@ -122,6 +122,8 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
             check_patterns(tasks, examples)
     with collected:
         check_metric_keys(suite, examples)
+    with collected:
+        watched_scores(suite, settings.alert_on)
     collected.raise_all()
     subsets = subsets_of(tasks, suite.gauntlet, examples, settings)
     origins = {task.key: origin_of(files_of(task, settings.data_root)) for task in tasks}

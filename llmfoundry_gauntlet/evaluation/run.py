@@ -32,9 +32,10 @@ from llmfoundry_gauntlet.evaluation.inputs import (
     with_programs,
     with_subsets,
 )
+from llmfoundry_gauntlet.metrics.alerts import Alert
 from llmfoundry_gauntlet.metrics.composites import compute_composites
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
-from llmfoundry_gauntlet.metrics.keys import metric_stream
+from llmfoundry_gauntlet.metrics.keys import ALERTS, metric_stream
 from llmfoundry_gauntlet.metrics.metrics import task_score
 from llmfoundry_gauntlet.scoring.code.execution import submit
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
@@ -198,6 +199,7 @@ class Evaluation(Scores):
     """The results of an evaluation. `seconds` is wall time by task and sums to that of the evaluation.
 
     `robustness` has SCORE's metrics by dataset and perturbation. `planned` is None if external answers were scored.
+    `alerts` are those of an evaluation in training; None outside of it, and while too few evaluations are known.
     """
 
     data: EvaluationData
@@ -208,16 +210,27 @@ class Evaluation(Scores):
     composites: Composites | None
     robustness: Mapping[str, Mapping[str, PerturbationScore]]
     seconds: Mapping[str, float]
+    alerts: tuple[Alert, ...] | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
         """Return all metric values by key, for records."""
-        return metric_stream(self.scores, self.composites, self.robustness, self.seconds)
+        return {
+            **metric_stream(self.scores, self.composites, self.robustness, self.seconds),
+            **self._num_alerts,
+        }
 
     @property
     def logged(self) -> dict[str, float]:
         """Return the metric values that loggers get, by key."""
-        return metric_stream(self.scores, self.composites, self.robustness, self.seconds, self.data.settings.log)
+        return {
+            **metric_stream(self.scores, self.composites, self.robustness, self.seconds, self.data.settings.log),
+            **self._num_alerts,
+        }
+
+    @property
+    def _num_alerts(self) -> dict[str, float]:
+        return {} if self.alerts is None else {ALERTS: len(self.alerts)}
 
 
 def prepare_evaluation(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.config.score import check_labels, read_score
-from llmfoundry_gauntlet.config.settings import ERROR, SKIP, GauntletSource, ScoreSource, TasksSource
+from llmfoundry_gauntlet.config.settings import AVERAGES, ERROR, SKIP, GauntletSource, ScoreSource, TasksSource
 from llmfoundry_gauntlet.config.tasks import GENERATION_KEYS, MULTIPLE_CHOICE, SETTINGS, GauntletSpec, task_key
 from llmfoundry_gauntlet.config.yaml import YamlProblems, decode_partly, read_key, source_name
 from llmfoundry_gauntlet.errors import ConfigError, Problems, as_given, closest, describe, listed, naming, suggestion
@@ -141,6 +141,31 @@ def keys_named(suite: Suite, names: Iterable[str]) -> set[str]:
     if unknown:
         raise ConfigError(unknown)
     return {key for name in names for key in keys_by_name[name]}
+
+
+def watched_scores(suite: Suite, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the averages, categories and keys of tasks with these names or labels; AVERAGES is all averages.
+
+    Raise ConfigError with every unknown name.
+    """
+    gauntlet = suite.gauntlet
+    averages = [] if gauntlet is None else list(gauntlet.named_averages)
+    categories = [] if gauntlet is None else [category.name for category in gauntlet.categories]
+    names_of_scores = {AVERAGES: averages, **{name: [name] for name in (*averages, *categories)}}
+    for task in suite.tasks:
+        if not task.asks_variants:
+            for name in dict.fromkeys((task.label, task.key)):
+                names_of_scores.setdefault(name, []).append(task.key)
+
+    unknown = [name for name in names if name not in names_of_scores]
+    if unknown:
+        raise ConfigError(
+            [
+                f'alert_on: {name or repr(name)}: no such average, category or task{suggestion(name, names_of_scores)}'
+                for name in unknown
+            ]
+        )
+    return tuple(dict.fromkeys(score for name in names for score in names_of_scores[name]))
 
 
 def with_tasks(suite: Suite, tasks: Iterable[Task]) -> Suite:

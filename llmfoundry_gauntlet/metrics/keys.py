@@ -18,6 +18,7 @@ SECONDS = 'gauntlet/seconds'
 ITEMS = 'gauntlet/items'
 SHORTENED_ITEMS = 'gauntlet/shortened_items'
 UNSCORED_ITEMS = 'gauntlet/unscored_items'
+ALERTS = 'gauntlet/alerts'
 BATCH = 'gauntlet/batch'
 STANDARD_ERROR = 'StandardError'
 OVER_PROMPTS = 'standard_error_over_prompts'  # of SCORE

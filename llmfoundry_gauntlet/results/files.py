@@ -135,6 +135,7 @@ def write_again(folder: Path, evaluation: Evaluation, earlier: Mapping[str, Any]
     record = results_record(evaluation)
     kept_names = ('model', 'environment', 'training', 'timing', 'config', 'identity')
     record.update((name, earlier[name]) for name in kept_names)
+    record['alerts'] = earlier.get('alerts')  # which earlier versions did not record
     replace_run(folder, evaluation, record)
 
 
@@ -240,6 +241,7 @@ def results_record(evaluation: Evaluation) -> dict[str, Any]:
         'tasks': tasks,
         'composites': composites_record(evaluation),
         'score': robustness_record(evaluation),
+        'alerts': None if evaluation.alerts is None else [asdict(alert) for alert in evaluation.alerts],
         'metrics': evaluation.metrics,
         'timing': timing_record(evaluation),
         'environment': None,

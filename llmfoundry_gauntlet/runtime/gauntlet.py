@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import fields, replace
 from functools import partial
@@ -20,7 +20,10 @@ from llmfoundry_gauntlet.errors import ConfigError, ModelError, duration, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.evaluation.subsets import Sizes
+from llmfoundry_gauntlet.evaluation.suite import watched_scores
+from llmfoundry_gauntlet.metrics.alerts import Alert
 from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, write_records
+from llmfoundry_gauntlet.runtime.alerts import AlertHistory
 from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, on_first_rank, raised_on_all_ranks
 from llmfoundry_gauntlet.runtime.gathered import weights_gathered
 from llmfoundry_gauntlet.runtime.journal import (
@@ -44,6 +47,7 @@ log = logging.getLogger(__name__)
 RUN_NAME = '{run_name}'  # in save_folder
 OF_NODE = ('save_folder', 'data_root')  # settings that may differ between nodes: the data themselves are compared
 SHOWN_CHARACTERS = 100  # of a value in a message
+OnAlert = Callable[[Alert], object]
 
 
 class Gauntlet:
@@ -55,14 +59,19 @@ class Gauntlet:
     The settings are the fields of EvaluationSettings except `interval`; `run_name` replaces {run_name} in
     `save_folder`, and without a name there are no records in such a folder. Tasks and data are loaded and validated by
     the constructor; raise ConfigError or DataError with every problem found.
+
+    `on_alert` is called on every rank with each Alert of an evaluation at a step, after it is logged and recorded; what
+    it raises is raised by `evaluate`.
     """
 
-    def __init__(self, *, run_name: str | None = None, **settings: Unpack[GauntletOptions]) -> None:
+    def __init__(
+        self, *, run_name: str | None = None, on_alert: OnAlert | None = None, **settings: Unpack[GauntletOptions]
+    ) -> None:
         if 'interval' in settings:  # which EvaluationSettings has for the callback
             raise ConfigError(
                 'Gauntlet: interval: only applies in the callback EvalGauntlet; here call evaluate when it is due'
             )
-        self._start(load_inputs(settings, 'Gauntlet'), run_name)
+        self._start(load_inputs(settings, 'Gauntlet'), run_name, on_alert)
 
     @classmethod
     def from_data(cls, data: EvaluationData, *, run_name: str | None = None) -> Gauntlet:
@@ -71,7 +80,7 @@ class Gauntlet:
         gauntlet._start(data, run_name)
         return gauntlet
 
-    def _start(self, data: EvaluationData, run_name: str | None) -> None:
+    def _start(self, data: EvaluationData, run_name: str | None, on_alert: OnAlert | None = None) -> None:
         self.data = data
         self.run_name = run_name
         self.evaluation: Evaluation | None = None  # the latest
@@ -79,6 +88,8 @@ class Gauntlet:
         self.records = Records(None)  # with a folder once the items are prepared
         self.resuming = Resuming()  # how to treat an interrupted evaluation in the same folder
         self.num_parameters: int | None = None  # of the whole model; None: not known
+        self.on_alert = on_alert
+        self.alert_history = AlertHistory(None, ())  # of the folder of records once the items are prepared
         self._tokenizer: Any = None  # that the items are prepared with
         self._digest: tuple[PreparedEvaluation, str] | None = None  # digest of all items
         for warning in data.warnings:
@@ -122,6 +133,8 @@ class Gauntlet:
         if self.settings.stall_seconds is not None:
             check_timeout(self.settings.stall_seconds)
         self._open_records(checkpoint_of)
+        watched = watched_scores(self.data.suite, self.settings.alert_on)
+        self.alert_history = AlertHistory(self.records.folder, watched)
         log.info(
             'gauntlet: %s, %s; max_seq_len %d',
             plural(len(prepared.tasks), 'task'),
@@ -172,7 +185,7 @@ class Gauntlet:
         title = 'gauntlet' if step is None else f'gauntlet step {step}'
         self.records.wait()
         folder = self.records.folder_of(step)
-        evaluation = self.run(subject, folder=folder, title=title, precision=precision)
+        evaluation = self.run(subject, folder=folder, title=title, precision=precision, step=step)
         log.info('%s: %s', title, summary(evaluation))
 
         if folder is not None:
@@ -183,22 +196,26 @@ class Gauntlet:
             write = self.writer(evaluation, folder, description, environment(device, precision), training)
             self.records.write(step, folder, write)
             self.records.wait()
+        self.announce_alerts(evaluation)
         return evaluation
 
-    def run(self, model: EvaluatedModel, *, folder: Path | None, title: str, precision: str) -> Evaluation:
+    def run(
+        self, model: EvaluatedModel, *, folder: Path | None, title: str, precision: str, step: int | None = None
+    ) -> Evaluation:
         """Run all items through the model and return the scores, the same on every rank; nothing is logged or written.
 
-        The journal of the evaluation is in `folder`; `title` names it in messages about its progress.
+        The journal of the evaluation is in `folder`; `title` names it in messages about its progress. At a `step` of
+        training the scores are compared with those of earlier steps.
         """
-        steps = self.steps(model, folder=folder, title=title, precision=precision)
+        steps = self.steps(model, folder=folder, title=title, precision=precision, step=step)
         with closing(steps):
-            for step in steps:
-                step.run()
+            for part in steps:
+                part.run()
         assert self.evaluation is not None  # set after the last step
         return self.evaluation
 
     def steps(
-        self, model: EvaluatedModel, *, folder: Path | None, title: str, precision: str
+        self, model: EvaluatedModel, *, folder: Path | None, title: str, precision: str, step: int | None = None
     ) -> Generator[Step, None, None]:
         """Yield the steps of `run`, for a caller that runs them in its own loop; `evaluation` is then the result.
 
@@ -223,9 +240,26 @@ class Gauntlet:
             with weights_gathered(model.model) as is_gathered:
                 loop.runner.language_model.in_step = not is_gathered
                 yield from loop
-            self.evaluation = loop.finish()
+            evaluation = loop.finish()
+        self.evaluation = evaluation if step is None else self._with_alerts(evaluation, step, title)
         if loop.journal is not None and loop.journal.problem is not None:
             log.warning('%s: %s', title, loop.journal.problem)
+
+    def _with_alerts(self, evaluation: Evaluation, step: int, title: str) -> Evaluation:
+        """Return an evaluation with its alerts, on which the first rank decides for all."""
+        if not self.alert_history.names:
+            return evaluation
+        alerts = on_first_rank(partial(self.alert_history.alerts_of, evaluation, step))
+        if global_rank() == 0:
+            for alert in alerts or ():
+                log.warning('%s: alert: %s', title, alert)
+        return replace(evaluation, alerts=alerts)
+
+    def announce_alerts(self, evaluation: Evaluation) -> None:
+        """Call `on_alert` with each alert of an evaluation that is logged and recorded."""
+        if self.on_alert is not None:
+            for alert in evaluation.alerts or ():
+                self.on_alert(alert)
 
     @property
     def _loop(self) -> EvaluationLoop:

@@ -15,7 +15,7 @@ from llmfoundry_gauntlet import ConfigError, build_icl_evaluators
 from llmfoundry_gauntlet.composer import evaluators
 from llmfoundry_gauntlet.config.settings import EvaluationSettings
 
-# Settings of several tasks together, of the time of an evaluation, and of its records.
+# Settings of several tasks together, of the time of an evaluation, of its records, and of its alerts.
 NOT_OF_SINGLE_TASKS = {
     'gauntlet',
     'score',
@@ -25,6 +25,7 @@ NOT_OF_SINGLE_TASKS = {
     'stall_seconds',
     'save_folder',
     'log_prompts',
+    'alert_on',
 }
 
 

@@ -186,12 +186,22 @@ def shares_of_verdicts(draws: int, *, limit: int | None, worse_by: float, seed: 
     return {name: verdicts[name] / draws for name in ('ok', 'worse', 'unclear')}
 
 
-@pytest.mark.parametrize(('limit', 'draws'), [(None, 150), (200, 400)])
-def test_equal_models_pass_and_are_hardly_ever_blocked(limit: int | None, draws: int):
-    """Mutation: alpha for each family instead of alpha / number of families, which blocks one in nine."""
-    shares = shares_of_verdicts(draws, limit=limit, worse_by=0.0, seed=1)
+def test_equal_models_pass_and_are_hardly_ever_blocked():
+    """On whole files .957 of 300 pairs pass, and .023 are blocked.
+
+    Mutation: alpha for each family instead of alpha / number of families, which blocks one in nine.
+    """
+    shares = shares_of_verdicts(150, limit=None, worse_by=0.0, seed=1)
 
     assert shares['ok'] >= 0.90
+    assert shares['worse'] <= 0.05
+
+
+def test_equal_models_are_hardly_ever_blocked_on_a_subset_where_more_are_unclear():
+    """Of 1,500 pairs .887 pass, .089 are unclear and .024 are blocked: 200 items a task are few for a margin of .03."""
+    shares = shares_of_verdicts(400, limit=200, worse_by=0.0, seed=1)
+
+    assert shares['ok'] >= 0.85  # .887 less the error of so many pairs, .016, twice
     assert shares['worse'] <= 0.05
 
 
