@@ -30,9 +30,11 @@ SLOW_BY_PREFIX = {
     ),
     'integration/test_': 'checkpoint_sources foundry_keys loggers resume training_resumed watch',
     'metrics/test_': 'consistency errors_cover',
-    'results/report/test_': 'browser compare page',
+    'results/report/test_': 'browser compare gate_command page',
     'results/test_': 'replaced_runs',
-    'runtime/test_': 'claims generation_run metric_loggers model_errors models progress time_budget without_composer',
+    'runtime/test_': (
+        'alert_history claims generation_run metric_loggers model_errors models progress time_budget without_composer'
+    ),
     'scoring/code/test_': 'attacks execution servers solutions',
     'scoring/test_': 'mathematics mathematics_process mathematics_reference mathematics_wrong text',
     'test_': 'bench extending generation_parity gpu invariance score score_elsewhere',
