@@ -93,6 +93,7 @@ MORE_RULES: dict[str, dict[str, Any]] = {
     'deepseek_v3': {
         **GROUPED,
         'num_key_value_heads': 8,
+        'head_dim': 32,  # of the rotated part
         'q_lora_rank': None,
         'kv_lora_rank': 128,
         'qk_rope_head_dim': 32,
