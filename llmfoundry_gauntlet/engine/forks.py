@@ -1,8 +1,9 @@
-"""Lay out requests whose contexts run once, in the model's own attention and cache, before their choices.
+"""Lay out requests so that what rows share runs once, in the model's own attention and cache, before the rows.
 
-The cache that a context leaves, keys and values or the states of a recurrent layer, is copied for each choice. Contexts
-of one forward are padded on the left, where every layer ignores what the mask hides; a state does not ignore padding
-that comes before a choice. Choices are padded on the right, where nothing follows.
+This context of several rows is that of a question with its choices, or what several questions share. The cache that it
+leaves, keys and values or the states of a recurrent layer, is copied for each row. Contexts of one forward are padded
+on the left, where every layer ignores what the mask hides; a state does not ignore padding that comes after it. Rows
+are padded on the right, where nothing follows.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PretrainedConfig
 
 from llmfoundry_gauntlet.engine.logits import LogitReader
-from llmfoundry_gauntlet.engine.trees import targets_of
+from llmfoundry_gauntlet.engine.trees import Tree, input_row, targets_of
 from llmfoundry_gauntlet.types import Bools, Floats, Ids, Ints, ScoreRequest
 
 
@@ -45,7 +47,7 @@ class CachedRows:
 
     tokens: Ids  # [R, L]
     mask: Bools  # [R, E + L]: which tokens are no padding
-    positions: Ints  # [R, L]: the place of each token in its text
+    positions: Ints  # [R, L]: the place of each token in its text; of padding that of the nearest token
 
     def continued(self, rows: Ints, tokens: Ids, lengths: Ints) -> CachedRows:
         """Return rows, padded on the right, that continue these; `rows` are the rows that they continue."""
@@ -54,7 +56,7 @@ class CachedRows:
         return CachedRows(
             tokens=tokens,
             mask=np.concatenate([earlier, columns < lengths[:, None]], axis=1),
-            positions=earlier.sum(axis=1)[:, None] + columns,
+            positions=earlier.sum(axis=1)[:, None] + np.minimum(columns, lengths[:, None] - 1),
         )
 
 
@@ -66,7 +68,7 @@ def rows_after(num_cached: int, tokens: Ids, lengths: Ints, *, pads_left: bool =
     return CachedRows(
         tokens=tokens,
         mask=np.concatenate([np.ones((len(tokens), num_cached), bool), own], axis=1),
-        positions=num_cached + np.maximum(columns - first, 0),
+        positions=num_cached + np.clip(columns - first, 0, lengths[:, None] - 1),
     )
 
 
@@ -92,58 +94,85 @@ def without_prefix(requests: Sequence[ScoreRequest], num_cached: int) -> list[Sc
     ]
 
 
-def lay_out_forks(requests: Sequence[ScoreRequest]) -> ForkedRows:
-    """Return each distinct context once, and for each a row per distinct continuation of more than one token."""
-    contexts: dict[bytes, Ids] = {}
-    rows: dict[tuple[int, bytes], Ids] = {}
-    index_of_context: dict[bytes, int] = {}
-    index_of_row: dict[tuple[int, bytes], int] = {}
-    reads_of_contexts: list[int] = []
-    spans: list[tuple[int, int]] = []  # of each continuation of several tokens: its row, and the number of reads
+class _DistinctRows:
+    """Rows of token ids, each of which is kept once under a key."""
+
+    def __init__(self) -> None:
+        self.rows: list[Ids] = []
+        self.index_of: dict[object, int] = {}
+
+    def add(self, key: object, row: Ids) -> int:
+        """Return the index of a row, which is appended if its key is new."""
+        index = self.index_of.setdefault(key, len(self.rows))
+        if index == len(self.rows):
+            self.rows.append(row)
+        return index
+
+    @property
+    def lengths(self) -> Ints:
+        """Return the length of each row."""
+        return np.array([len(row) for row in self.rows], np.int64)
+
+    def padded(self, *, on_the_left: bool) -> Ids:
+        """Return the rows, [rows, longest], padded with their first or their last token."""
+        width = int(self.lengths.max(initial=0))
+        padded = np.empty((len(self.rows), width), np.int32)
+        for values, row in zip(padded, self.rows, strict=True):
+            own = slice(width - len(row), width) if on_the_left else slice(0, len(row))
+            values[:] = row[0] if on_the_left else row[-1]
+            values[own] = row
+        return padded
+
+
+def lay_out_forks(trees: Sequence[Tree], num_cached: int = 0) -> ForkedRows:
+    """Return each distinct context once, the first `fork` tokens of a tree, and the distinct rows that continue it.
+
+    The first `num_cached` tokens of every row are a cached prefix and left out.
+    """
+    contexts, rows = _DistinctRows(), _DistinctRows()
+    context_of_row: list[int] = []
+    read_contexts: list[int] = []  # the context of each read of its last token
+    read_rows: list[tuple[int, int, int]] = []  # of each continuation: its row, the first read, the number of reads
     places_of_contexts: list[int] = []
     places_of_rows: list[Ints] = []
     place = 0
-    for request in requests:
-        for context, continuation in zip(request.contexts, request.continuations, strict=True):
-            key = context.tobytes()
-            context_index = index_of_context.setdefault(key, len(index_of_context))
-            contexts.setdefault(key, context)
-            # The logits of a token are those of the position before it: of the first, the end of the context.
-            reads_of_contexts.append(context_index)
-            places_of_contexts.append(place)
-            inputs = continuation[:-1]
-            if len(inputs):
-                row_key = context_index, inputs.tobytes()
-                row_index = index_of_row.setdefault(row_key, len(index_of_row))
-                rows.setdefault(row_key, inputs)
-                spans.append((row_index, len(inputs)))
-                places_of_rows.append(np.arange(place + 1, place + len(continuation)))
-            place += len(continuation)
+    for tree in trees:
+        for request in tree.requests:
+            for context, continuation in zip(request.contexts, request.continuations, strict=True):
+                row = input_row(context, continuation)[num_cached:]
+                shared, rest = row[: tree.fork], row[tree.fork :]
+                context_index = contexts.add(shared.tobytes(), shared)
 
-    context_lengths = np.array([len(context) for context in contexts.values()])
-    width = int(context_lengths.max())
-    padded_contexts = np.empty((len(contexts), width), np.int32)
-    for padded, context in zip(padded_contexts, contexts.values(), strict=True):
-        padded[: width - len(context)] = context[0]
-        padded[width - len(context) :] = context
+                # The logits of a token are those of the position before it.
+                first = len(context) - 1 - num_cached - tree.fork
+                end = place + len(continuation)
+                if first < 0:
+                    read_contexts.append(context_index)
+                    places_of_contexts.append(place)
+                    first, place = 0, place + 1
+                if len(rest):
+                    row_index = rows.add((context_index, rest.tobytes()), rest)
+                    if row_index == len(context_of_row):
+                        context_of_row.append(context_index)
+                    read_rows.append((row_index, first, end - place))
+                    places_of_rows.append(np.arange(place, end))
+                place = end
 
-    row_lengths = np.array([len(row) for row in rows.values()], np.int64)
-    row_width = int(row_lengths.max(initial=0))
-    padded_rows = np.empty((len(rows), row_width), np.int32)
-    for padded, row in zip(padded_rows, rows.values(), strict=True):
-        padded[: len(row)] = row
-        padded[len(row) :] = row[-1]
-    row_reads = [index * row_width + np.arange(count) for index, count in spans]
+    padded_contexts = contexts.padded(on_the_left=True)
+    padded_rows = rows.padded(on_the_left=False)
+    context_width, row_width = padded_contexts.shape[1], padded_rows.shape[1]
+    row_reads = [index * row_width + np.arange(first, first + count) for index, first, count in read_rows]
+    nothing = np.array([], np.int64)
     return ForkedRows(
         contexts=padded_contexts,
-        context_lengths=context_lengths,
-        context_reads=np.array(reads_of_contexts) * width + width - 1,
+        context_lengths=contexts.lengths,
+        context_reads=np.array(read_contexts, np.int64) * context_width + context_width - 1,
         rows=padded_rows,
-        row_lengths=row_lengths,
-        row_reads=np.concatenate(row_reads) if row_reads else np.array([], np.int64),
-        context_of_row=np.array([context_index for context_index, _ in rows], np.int64),
-        order=np.concatenate([np.array(places_of_contexts), *places_of_rows]),
-        targets=targets_of(requests),
+        row_lengths=rows.lengths,
+        row_reads=np.concatenate([nothing, *row_reads]),
+        context_of_row=np.array(context_of_row, np.int64),
+        order=np.concatenate([np.array(places_of_contexts, np.int64), *places_of_rows]),
+        targets=targets_of([request for tree in trees for request in tree.requests]),
     )
 
 
@@ -152,3 +181,15 @@ def copied(model_cache: Any, num_rows: int) -> Any:
     new = copy.deepcopy(model_cache)
     new.reorder_cache(torch.zeros(num_rows, dtype=torch.long))
     return new
+
+
+def bytes_in(states: Any) -> int:
+    """Return the size of all tensors in a cache, or in a part of one."""
+    if isinstance(states, torch.Tensor):
+        return states.nbytes
+    if isinstance(states, dict):
+        return sum(map(bytes_in, states.values()))
+    if isinstance(states, (list, tuple)):
+        return sum(map(bytes_in, states))
+    is_part = type(states).__module__.startswith('transformers.') and not isinstance(states, PretrainedConfig)
+    return bytes_in(vars(states)) if is_part else 0

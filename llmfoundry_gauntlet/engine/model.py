@@ -28,6 +28,7 @@ from llmfoundry_gauntlet.engine.continuous import CACHED_PER_TOKEN, LEAST_BATCHE
 from llmfoundry_gauntlet.engine.forks import (
     CachedRows,
     JoinedReader,
+    bytes_in,
     copied,
     lay_out_forks,
     rows_after,
@@ -43,7 +44,7 @@ from llmfoundry_gauntlet.engine.logits import (
     rounding_of,
     tail_of,
 )
-from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, STREAM, Batch
+from llmfoundry_gauntlet.engine.plan import FORKED, NO_STATES, PADDED_ROWS, STREAM, Batch, RowStates
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths, rotary_length
 from llmfoundry_gauntlet.engine.scans import Scans
 from llmfoundry_gauntlet.engine.tree_attention import KeyValue, TreeLayout
@@ -66,6 +67,7 @@ LEAST_TOKENS = {'cpu': 1024, 'cuda': 4096}
 SHARE_OF_MEMORY = 0.5  # of free memory; the rest is a margin for what the estimate leaves out
 CHUNK_BYTES = 2**29  # for a chunk of logits and its copies
 FLOAT32_BYTES = 4
+STATE_LENGTHS = (8, 40)  # tokens of the rows whose states are measured
 
 Outputs = Callable[[], list[ScoreOutput]]
 
@@ -97,6 +99,7 @@ class CausalLanguageModel:
         self.num_forwards = 0
         self.eager: list[Change] = []  # switch the model to eager attention, if the probe found that necessary
         self.has_fixed_attention = False  # other than eager, and the probe cannot switch it; logged
+        self.row_states = NO_STATES  # what rows leave in the model's own cache, once the probe measured it
         self.shortens_scans = False  # of recurrent layers, once the probe found that it changes nothing
         self.in_step = is_sharded(self.model)  # ranks must make the same forwards, as each gathers sharded weights
         self.most_tokens: int | None = None  # per batch, once the device ran out of memory with more
@@ -262,11 +265,10 @@ class CausalLanguageModel:
             num_cached, cache = len(batch.prefix), self._cached_by_model(batch.prefix)
         if not batch.trees:
             return None
-        requests = without_prefix(batch.requests, num_cached)
         if not batch.forks:
-            return self._rows_after(requests, num_cached, cache)
+            return self._rows_after(without_prefix(batch.requests, num_cached), num_cached, cache)
 
-        layout = lay_out_forks(requests)
+        layout = lay_out_forks(batch.trees, num_cached)
         contexts = rows_after(num_cached, layout.contexts, layout.context_lengths, pads_left=True)
         num_first = len(layout.context_reads)
         first_targets, other_targets = np.split(layout.targets[layout.order], [num_first])
@@ -281,7 +283,7 @@ class CausalLanguageModel:
         cache.reorder_cache(self._indices(layout.context_of_row))
         rows = contexts.continued(layout.context_of_row, layout.rows, layout.row_lengths)
         others, _ = self._forward_rows(rows, layout.row_reads, other_targets, cache=cache, keeps_cache=True)
-        return JoinedReader([first, others], layout.order)
+        return JoinedReader([first, others] if num_first else [others], layout.order)
 
     def _rows_after(self, requests: Sequence[ScoreRequest], num_cached: int, cache: Any) -> LogitReader:
         """Run whole rows, padded on the right, after a cached prefix or none."""
@@ -301,6 +303,20 @@ class CausalLanguageModel:
             _, cache = self._forward_rows(row, last, prefix[-1:], keeps_cache=True)
             self._forked_prefix = (prefix, cache)
         return self._forked_prefix[1]
+
+    @torch.no_grad()
+    def measure_states(self) -> RowStates:
+        """Return the memory of what a row leaves in the model's own cache, from those of a short and a longer row."""
+        short, long = STATE_LENGTHS
+        sizes = []
+        for length in STATE_LENGTHS:
+            tokens = np.zeros(length, np.int32)
+            with self.attention():
+                sizes.append(bytes_in(self._cached_by_model(tokens)))
+        self.forget()
+        per_token = (sizes[1] - sizes[0]) / (long - short)
+        activations = activation_bytes(self.model.config)
+        return RowStates(per_token=per_token / activations, per_row=(sizes[0] - short * per_token) / activations)
 
     def _indices(self, values: Ints) -> torch.Tensor:
         return to_device(values.astype(np.int64), self.device)
@@ -437,11 +453,12 @@ def automatic_budget(
     num_generations: int,
     num_ranks: int,
     gathered_bytes: int = 0,
+    forks: bool = False,
 ) -> Budget:
     """Return what fits into free memory, halved while ranks would have too few batches.
 
     `cached_bytes` is the size of a token in the KV cache; `gathered_bytes` that of the weights that FSDP gathers at a
-    time.
+    time. `forks` if scoring is in the layout FORKED.
     """
     most = MOST_TOKENS.get(device.type, MOST_TOKENS['cpu'])
     least = LEAST_TOKENS.get(device.type, LEAST_TOKENS['cpu'])
@@ -449,7 +466,7 @@ def automatic_budget(
     if free is None:
         budget = Budget(scoring=most, generation=most)
     else:
-        budget = budget_in_memory(config, free - gathered_bytes, cached_bytes=cached_bytes, most=most)
+        budget = budget_in_memory(config, free - gathered_bytes, cached_bytes=cached_bytes, most=most, forks=forks)
 
     def halved(tokens_per_batch: int) -> int:
         while tokens_per_batch // 2 >= least and LEAST_BATCHES * tokens_per_batch * num_ranks > num_tokens:
@@ -472,22 +489,32 @@ def free_bytes(device: torch.device) -> int | None:
     return free + unused
 
 
-def budget_in_memory(config: Any, free: int, *, cached_bytes: int, most: int = MOST_TOKENS['cuda']) -> Budget:
+def budget_in_memory(
+    config: Any, free: int, *, cached_bytes: int, most: int = MOST_TOKENS['cuda'], forks: bool = False
+) -> Budget:
     """Return the largest powers of two of tokens, at most `most`, that fit into this many bytes.
 
-    Estimated from a layer's widths in float32: at its peak a layer holds the residual stream, its norm, query, key and
-    value, and three times the feed-forward width. Generation also holds the KV cache and the keys and values of prompts
-    that enter it.
+    Scoring that forks holds states of as many bytes as its activations. Generation also holds the KV cache and the keys
+    and values of prompts that enter it.
     """
-    config = config.get_text_config()
-    width = getattr(config, 'hidden_size', None) or config.d_model
-    inner_width = getattr(config, 'intermediate_size', None) or 4 * width
-    activation_bytes = FLOAT32_BYTES * (6 * width + 3 * inner_width)
-    generation_bytes = activation_bytes + (CACHED_PER_TOKEN + 1) * cached_bytes
+    per_token = activation_bytes(config)
+    scoring_bytes = 2 * per_token if forks else per_token
+    generation_bytes = per_token + (CACHED_PER_TOKEN + 1) * cached_bytes
 
     def tokens_that_fit(bytes_per_token: int) -> int:
         tokens = max(1, int((SHARE_OF_MEMORY * free - CHUNK_BYTES) / bytes_per_token))
         power_of_two = 1 << (tokens.bit_length() - 1)
         return min(most, power_of_two)
 
-    return Budget(scoring=tokens_that_fit(activation_bytes), generation=tokens_that_fit(generation_bytes))
+    return Budget(scoring=tokens_that_fit(scoring_bytes), generation=tokens_that_fit(generation_bytes))
+
+
+def activation_bytes(config: Any) -> int:
+    """Return the estimated size of a token's activations at the peak of a layer, in float32.
+
+    These are the residual stream, its norm, query, key and value, and three times the feed-forward width.
+    """
+    config = config.get_text_config()
+    width: int = getattr(config, 'hidden_size', None) or config.d_model
+    inner_width: int = getattr(config, 'intermediate_size', None) or 4 * width
+    return FLOAT32_BYTES * (6 * width + 3 * inner_width)

@@ -11,7 +11,6 @@ true figure depends on the model (about 2,000 for a width of 512 on a CPU, more 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -48,11 +47,9 @@ FAMILY = 8  # requests that justify starting a new tree
 LEAST_SAVED_BY_PREFIX = 1 / 32  # of tokens_per_batch; the prefix costs a forward of its own
 
 # A fork costs another forward and copies of the states.
-LEAST_SHARED_BY_FORK = 8  # tokens of a context
-MOST_FORKED = 8  # times tokens_per_batch: the tokens of all rows with their contexts, whose states are held at once
-MOST_ROWS = 256  # of a batch: a row's states take about 20 MB in a hybrid of 1B parameters, however short it is
+COPY_TOKENS = 4  # for each row: the tokens that take as long as a copy of its states, about
+LEAST_AFTER_PREFIX = 1 / 4  # of tokens_per_batch; fewer tokens fork beside those of other prefixes
 MOST_PADDED = 1.25  # times the tokens without padding, once a batch holds LEAST_SHARE of its tokens
-LEAST_FORKED = 4  # contexts of one length after a cached prefix
 
 # A batch of padded rows that holds LEAST_SHARE of its tokens is closed once rows are shorter than SHORTEST_SHARE of its
 # longest: the padding would cost more than another forward.
@@ -62,12 +59,11 @@ SHORTEST_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """Requests that run together, by tree; in padded rows and forked each request is a tree of its own.
+    """Requests that run together, by tree; in padded rows each request is a tree of its own.
 
     `num_tokens` are the model's input tokens, with padding and without the cached `prefix`. `cost` is the estimated
     work in tokens. A batch without requests runs its prefix. `rope_length` sets the rotary frequencies of all rows;
-    None if they depend on no length. With `padded_to`, rows are padded to this length as by llm-foundry. If `forks`, a
-    batch in the layout FORKED runs contexts before their choices; otherwise whole rows, after the prefix.
+    None if they depend on no length. With `padded_to`, rows are padded to this length as by llm-foundry.
     """
 
     layout: str
@@ -77,7 +73,11 @@ class Batch:
     prefix: Ids | None = None
     rope_length: int | None = None
     padded_to: int = 0
-    forks: bool = False
+
+    @property
+    def forks(self) -> bool:
+        """Return whether what rows share runs before them, in the layout FORKED; otherwise whole rows run."""
+        return any(tree.fork for tree in self.trees)
 
     @property
     def requests(self) -> tuple[ScoreRequest, ...]:
@@ -102,17 +102,17 @@ class Batch:
 
     def _halves_of_tree(self, tree: Tree) -> tuple[tuple[Tree], tuple[Tree]]:
         middle = len(tree.requests) // 2
-        return (self._tree(tree.requests[:middle]),), (self._tree(tree.requests[middle:]),)
+        return (self._part(tree, tree.requests[:middle]),), (self._part(tree, tree.requests[middle:]),)
 
-    def _tree(self, requests: tuple[ScoreRequest, ...]) -> Tree:
+    def _part(self, tree: Tree, requests: tuple[ScoreRequest, ...]) -> Tree:
         num_cached = 0 if self.prefix is None else len(self.prefix)
-        return Tree(requests=requests, num_tokens=count_prefixes(requests) - num_cached)
+        return replace(tree, requests=requests, num_tokens=count_prefixes(requests) - num_cached)
 
     def _batch(self, trees: Sequence[Tree]) -> Batch:
         if self.layout == PADDED_ROWS:
             return batch_of_rows([tree.requests[0] for tree in trees], self.padded_to)
         if self.layout == FORKED:
-            return batch_of_forks([tree.requests[0] for tree in trees], self.prefix, forks=self.forks)
+            return batch_of_forks(trees, self.prefix)
         return make_batch(trees, self.prefix)
 
 
@@ -154,6 +154,25 @@ class _Family(NamedTuple):
         return [measured for tree in self.trees for measured in tree]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStates:
+    """The memory of what a row leaves in the model's own cache, in that of the activations of a token.
+
+    `per_token` are its keys and values, `per_row` the states of recurrent layers, however short the row is.
+    """
+
+    per_token: float
+    per_row: float
+
+    def held(self, size: _ForkedSize, num_cached: int) -> float:
+        """Return the memory of the states of all rows at once, each of which has a copy of all before it."""
+        num_rows = max(size.num_contexts, size.num_rows)
+        return num_rows * (self.per_row + self.per_token * (num_cached + size.context + size.row))
+
+
+NO_STATES = RowStates(per_token=0, per_row=0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _MeasuredRows:
     """The padded rows of a request: the longest in tokens, and the number of distinct ones."""
@@ -170,12 +189,13 @@ def plan(
     layout: str = STREAM,
     rotary: RotaryLengths | None = None,
     padded_to: int = 0,
+    row_states: RowStates = NO_STATES,
 ) -> list[Batch]:
     """Return batches of at most `tokens_per_batch` tokens, padding included, the longest trees or rows first.
 
     All choices of a request are in one batch, so a single item may exceed the limit. Requests that cannot be scored are
     left out. With `rotary` all requests of a batch have the same rotary frequencies. `padded_to` is the least length of
-    padded rows.
+    padded rows; `row_states` what rows leave in a cache, in the layout FORKED.
     """
     if tokens_per_batch < 1:
         raise ValueError(f'tokens_per_batch is {tokens_per_batch}; allowed: 1 or more')
@@ -183,17 +203,19 @@ def plan(
     groups = [(None, scorable)] if rotary is None else rotary.groups(scorable)
     batches: list[Batch] = []
     for length, group in groups:
-        of_group = plan_alike(group, tokens_per_batch, layout, padded_to)
+        of_group = plan_alike(group, tokens_per_batch, layout, padded_to, row_states)
         batches += [replace(batch, rope_length=length) for batch in of_group]
     return batches
 
 
-def plan_alike(scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: str, padded_to: int) -> list[Batch]:
+def plan_alike(
+    scorable: Sequence[ScoreRequest], tokens_per_batch: int, layout: str, padded_to: int, states: RowStates
+) -> list[Batch]:
     """Return batches of requests with the same rotary frequencies."""
     if layout == PADDED_ROWS:
         return pack_rows(scorable, tokens_per_batch, padded_to)
     if layout == FORKED:
-        return plan_forks(scorable, tokens_per_batch)
+        return plan_forks(scorable, tokens_per_batch, states)
     max_tree_tokens = min(MAX_TREE_TOKENS, tokens_per_batch)
     least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch
     without_prefix: list[Tree] = []
@@ -415,60 +437,96 @@ def batch_of_rows(requests: Sequence[ScoreRequest], padded_to: int = 0) -> Batch
     )
 
 
-def plan_forks(scorable: Sequence[ScoreRequest], tokens_per_batch: int) -> list[Batch]:
-    """Return batches of contexts before their choices, or of whole rows where that is less work."""
+def plan_forks(scorable: Sequence[ScoreRequest], tokens_per_batch: int, states: RowStates) -> list[Batch]:
+    """Return batches in which what rows share runs before them, or of whole rows where that is less work."""
     least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch
-    without_prefix: list[ScoreRequest] = []
+    without_prefix: list[_MeasuredRequest] = []
     after_prefixes: list[Batch] = []
     each_alone = [[measured] for measured in sort_requests(scorable)]
     for family in families(each_alone):
-        members = [measured.request for measured in family.requests]
-        if not is_worth_caching(family, least_saved):
+        members = family.requests
+        num_after = sum(measured.num_tokens - family.prefix for measured in members)
+        is_small = num_after < LEAST_AFTER_PREFIX * tokens_per_batch
+        if is_small or not is_worth_caching(family, least_saved):
             without_prefix += members
             continue
         # One array for all batches: they are recognized as following one prefix by its identity.
-        prefix = np.ascontiguousarray(members[0].contexts[0][: family.prefix])
-        after_prefixes += batches_after_prefix(members, tokens_per_batch, prefix)
-    forking = [request for request in without_prefix if saved_by_fork(request) >= LEAST_SHARED_BY_FORK]
-    others = [request for request in without_prefix if saved_by_fork(request) < LEAST_SHARED_BY_FORK]
-    return [
-        *pack_forks(forking, tokens_per_batch, forks=True),
-        *pack_forks(others, tokens_per_batch, forks=False),
-        *after_prefixes,
-    ]
+        prefix = np.ascontiguousarray(members[0].request.contexts[0][: family.prefix])
+        trees = grow_forks(members, tokens_per_batch, states, len(prefix))
+        after_prefixes += pack_forks(trees, tokens_per_batch, states, prefix)
+    trees = grow_forks(without_prefix, tokens_per_batch, states)
+    return [*pack_forks(trees, tokens_per_batch, states), *after_prefixes]
 
 
-def batches_after_prefix(members: Sequence[ScoreRequest], tokens_per_batch: int, prefix: Ids) -> list[Batch]:
-    """Return batches after a cached prefix. Contexts fork only beside others of their length: padding would count."""
-    by_length: dict[int, list[ScoreRequest]] = defaultdict(list)
-    others = []
-    for request in members:
-        if saved_by_fork(request, len(prefix)) >= LEAST_SHARED_BY_FORK:
-            by_length[len(request.contexts[0])].append(request)
-        else:
-            others.append(request)
-    batches = []
-    for _, group in sorted(by_length.items(), reverse=True):
-        if len(group) < LEAST_FORKED:
-            others += group
-        else:
-            batches += pack_forks(group, tokens_per_batch, prefix, forks=True)
-    return [*batches, *pack_forks(others, tokens_per_batch, prefix, forks=False)]
+def grow_forks(
+    ordered: Sequence[_MeasuredRequest], tokens_per_batch: int, states: RowStates, num_cached: int = 0
+) -> list[Tree]:
+    """Join adjacent requests where running what they share once, before all their rows, saves the most tokens.
+
+    `ordered` are sorted by their tokens, and begin with a cached prefix. Requests that save too little do not fork.
+    """
+    trees = []
+    for group, fork in best_groups(ordered, tokens_per_batch, states, num_cached):
+        requests = tuple(measured.request for measured in group)
+        trees.append(Tree(requests=requests, num_tokens=0, fork=fork))
+    return trees
 
 
-def saved_by_fork(request: ScoreRequest, num_cached: int = 0) -> int:
-    """Return the tokens that a request needs less if its context runs once before its choices."""
-    if any(context is not request.contexts[0] for context in request.contexts):
-        return 0
-    num_rows = len({continuation[:-1].tobytes() for continuation in request.continuations})
-    return (num_rows - 1) * (len(request.contexts[0]) - num_cached)
+def best_groups(
+    ordered: Sequence[_MeasuredRequest], tokens_per_batch: int, states: RowStates, num_cached: int
+) -> list[tuple[Sequence[_MeasuredRequest], int]]:
+    """Return the groups of adjacent requests that save the most, and the length of what the rows of each share.
+
+    A group is no larger than a batch. What it saves counts from the best groups of the requests before it.
+    """
+    num_rows = [num_distinct_rows(measured.request) for measured in ordered]
+    shared = [0, *(num_shared(before.context, measured.context) for before, measured in pairwise(ordered))]
+    saved: list[int] = [0]  # by the best groups of the first requests
+    groups: list[tuple[int, int]] = []  # the last of these groups: where it begins, and what its rows share
+    for end, last in enumerate(ordered):
+        rows, tokens, fork = 0, 0, last.common - num_cached
+        best = -1
+        for begin in range(end, -1, -1):
+            measured = ordered[begin]
+            fork = min(fork, measured.common - num_cached)
+            rows += num_rows[begin]
+            tokens += measured.num_tokens - num_cached
+            is_full = max(tokens, rows * states.per_row) > tokens_per_batch
+            if begin < end and (is_full or fork <= COPY_TOKENS):
+                break
+            gain = saved_by_fork(rows, fork)
+            if saved[begin] + gain > best:
+                best = saved[begin] + gain
+                chosen = (begin, fork if gain else 0)
+            fork = min(fork, shared[begin] - num_cached)
+        saved.append(best)
+        groups.append(chosen)
+
+    in_order = []
+    end = len(ordered)
+    while end:
+        begin, fork = groups[end - 1]
+        in_order.append((ordered[begin:end], fork))
+        end = begin
+    return in_order[::-1]
+
+
+def saved_by_fork(num_rows: int, fork: int) -> int:
+    """Return the tokens that rows need less if the first `fork` tokens, which they share, run once; 0 if none."""
+    return max(0, (num_rows - 1) * fork - num_rows * COPY_TOKENS)
 
 
 class _ForkedSize(NamedTuple):
-    """The shape of forked requests: contexts and their longest, rows and their longest, and tokens without padding."""
+    """The shape of trees that run together: their contexts, if they fork, and the rows that follow.
+
+    `num_inputs` are all distinct rows and `longest` the longest of them, contexts included; `num_rows` those that
+    continue a context, and `row` the longest of these without it. `num_own` are the tokens without padding.
+    """
 
     num_contexts: int
     context: int
+    num_inputs: int
+    longest: int
     num_rows: int
     row: int
     num_own: int
@@ -478,83 +536,98 @@ class _ForkedSize(NamedTuple):
         """Return the input tokens, with padding."""
         return self.num_contexts * self.context + self.num_rows * self.row
 
-    def num_held(self, num_cached: int) -> int:
-        """Return the tokens whose states are held at once, after a cached prefix."""
-        return self.num_rows * (num_cached + self.context + self.row)
+    def joined(self, other: _ForkedSize, *, cuts: bool) -> _ForkedSize:
+        """Return the shape of both together: contexts padded to the longer, or cut to the shorter.
 
-    def joined(self, other: _ForkedSize) -> _ForkedSize:
-        """Return the shape of both together."""
+        What is cut from a context is part of each of its rows.
+        """
+        longest = max(self.longest, other.longest)
+        if cuts:
+            context = min(self.context, other.context)
+            num_rows = sum(size.num_inputs if size.context > context else size.num_rows for size in (self, other))
+            row = longest - context if num_rows else 0
+        else:
+            context = max(self.context, other.context)
+            num_rows = self.num_rows + other.num_rows
+            row = max(self.row, other.row)
         return _ForkedSize(
-            self.num_contexts + other.num_contexts,
-            max(self.context, other.context),
-            self.num_rows + other.num_rows,
-            max(self.row, other.row),
-            self.num_own + other.num_own,
+            num_contexts=self.num_contexts + other.num_contexts,
+            context=context,
+            num_inputs=self.num_inputs + other.num_inputs,
+            longest=longest,
+            num_rows=num_rows,
+            row=row,
+            num_own=self.num_own + other.num_own,
         )
 
 
-def forked_size(request: ScoreRequest, num_cached: int, *, forks: bool) -> _ForkedSize:
-    """Return the shape of one request after a cached prefix."""
-    if forks:
-        num_context = len(request.contexts[0]) - num_cached
-        inputs = [continuation[:-1] for continuation in request.continuations if len(continuation) > 1]
-    else:
-        num_context = 0
-        inputs = [row[num_cached:] for row in input_rows(request)]
-    lengths = [len(row) for row in {row.tobytes(): row for row in inputs}.values()]
-    return _ForkedSize(int(forks), num_context, len(lengths), max(lengths, default=0), num_context + sum(lengths))
+def forked_size(tree: Tree, num_cached: int) -> _ForkedSize:
+    """Return the shape of one tree after a cached prefix."""
+    rows = {row.tobytes(): len(row) - num_cached for request in tree.requests for row in input_rows(request)}
+    beyond = [length - tree.fork for length in rows.values() if length > tree.fork]
+    return _ForkedSize(
+        num_contexts=int(tree.fork > 0),
+        context=tree.fork,
+        num_inputs=len(rows),
+        longest=max(rows.values()),
+        num_rows=len(beyond),
+        row=max(beyond, default=0),
+        num_own=tree.fork + sum(beyond),
+    )
 
 
 def pack_forks(
-    requests: Sequence[ScoreRequest], tokens_per_batch: int, prefix: Ids | None = None, *, forks: bool
+    trees: Sequence[Tree], tokens_per_batch: int, states: RowStates, prefix: Ids | None = None
 ) -> list[Batch]:
-    """Return batches of requests of similar length, the longest first."""
+    """Return batches of trees of similar shape, the longest first, those that fork before those that do not."""
     num_cached = 0 if prefix is None else len(prefix)
-    measured = [(forked_size(request, num_cached, forks=forks), request) for request in requests]
-    measured.sort(key=lambda pair: (-pair[0].context, -pair[0].row, pair[1].key))
+    measured = [(forked_size(tree, num_cached), tree) for tree in trees]
+    measured.sort(key=lambda pair: (-pair[0].context, -pair[0].row, pair[1].requests[0].key))
     batches: list[Batch] = []
-    group: list[ScoreRequest] = []
-    size = _ForkedSize(0, 0, 0, 0, 0)  # of the group
-    for of_request, request in measured:
-        joined = size.joined(of_request)
-        is_full = (
-            joined.num_tokens > tokens_per_batch
-            or joined.num_held(num_cached) > MOST_FORKED * tokens_per_batch
-            or joined.num_rows > MOST_ROWS
-        )
-        is_padded = joined.num_tokens > MOST_PADDED * joined.num_own
-        is_wasteful = is_padded and size.num_tokens > LEAST_SHARE * tokens_per_batch
-        if group and (is_full or is_wasteful):
-            batches.append(batch_of_forks(group, prefix, forks=forks))
-            group, joined = [], of_request
-        group.append(request)
-        size = joined
+    group: list[Tree] = []
+    size: _ForkedSize | None = None  # of the group
+    for of_tree, tree in measured:
+        if size is not None:
+            joined = size.joined(of_tree, cuts=num_cached > 0)
+            is_full = joined.num_tokens > tokens_per_batch or states.held(joined, num_cached) > tokens_per_batch
+            is_padded = joined.num_tokens > MOST_PADDED * joined.num_own
+            is_wasteful = is_padded and size.num_tokens > LEAST_SHARE * tokens_per_batch
+            if is_full or is_wasteful or (size.context > 0) != (of_tree.context > 0):
+                batches.append(batch_of_forks(group, prefix))
+                group, size = [], None
+        group.append(tree)
+        size = of_tree if size is None else joined
     if group:
-        batches.append(batch_of_forks(group, prefix, forks=forks))
+        batches.append(batch_of_forks(group, prefix))
     return batches
 
 
-def batch_of_forks(requests: Sequence[ScoreRequest], prefix: Ids | None, *, forks: bool) -> Batch:
-    """Return a batch of forked requests, or of whole rows after a cached prefix."""
+def batch_of_forks(trees: Sequence[Tree], prefix: Ids | None = None) -> Batch:
+    """Return a batch in the layout FORKED of trees that all fork, or of whole rows.
+
+    After a cached prefix contexts are cut to one length: padding between the prefix and a context would count.
+    """
     num_cached = 0 if prefix is None else len(prefix)
-    sizes = [forked_size(request, num_cached, forks=forks) for request in requests]
-    whole = sizes[0]
-    for size in sizes[1:]:
-        whole = whole.joined(size)
-    trees = []
-    for request, size in zip(requests, sizes, strict=True):
-        padded = size.num_contexts * whole.context + size.num_rows * whole.row
-        trees.append(Tree(requests=(request,), num_tokens=padded))
-    seen_by_context = num_cached + whole.context / 2
-    seen_by_row = num_cached + whole.context + whole.row / 2
-    num_pairs = whole.num_contexts * whole.context * seen_by_context + whole.num_rows * whole.row * seen_by_row
+    if num_cached:
+        shortest = min(tree.fork for tree in trees)
+        trees = [replace(tree, fork=shortest) for tree in trees]
+    sizes = [forked_size(tree, num_cached) for tree in trees]
+    context = max(size.context for size in sizes)
+    row = max(size.row for size in sizes)
+    num_contexts = sum(size.num_contexts for size in sizes)
+    num_rows = sum(size.num_rows for size in sizes)
+    num_pairs = num_contexts * context * (num_cached + context / 2) + num_rows * row * (num_cached + context + row / 2)
+    num_tokens = num_contexts * context + num_rows * row
+    padded = [
+        replace(tree, num_tokens=size.num_contexts * context + size.num_rows * row)
+        for tree, size in zip(trees, sizes, strict=True)
+    ]
     return Batch(
         layout=FORKED,
-        trees=tuple(trees),
-        num_tokens=whole.num_tokens,
-        cost=whole.num_tokens + num_pairs / PAIRS_PER_TOKEN,
+        trees=tuple(padded),
+        num_tokens=num_tokens,
+        cost=num_tokens + num_pairs / PAIRS_PER_TOKEN,
         prefix=prefix,
-        forks=forks,
     )
 
 

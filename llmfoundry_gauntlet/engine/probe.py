@@ -133,13 +133,18 @@ def probe(language_model: CausalLanguageModel, *, vocabulary: int, longest: int)
         ]
         if np.max(differences) <= tolerance:  # the long row only if it decides
             batches = (
-                [batch_of_forks(long, None, forks=True)] if layout == FORKED else plan(long, tokens_per_batch=longest)
+                [batch_of_forks([fork_of(long, len(long[0].contexts[0]))])]
+                if layout == FORKED
+                else plan(long, tokens_per_batch=longest)
             )
             differences.append(np.abs(sums(language_model, batches, longest) - expected_of_long).max())
         return float(np.max(differences))
 
     num_rows = len(expected) + len(expected_of_long)
-    return first_that_agrees(layouts, difference, tolerance, what=plural(num_rows, 'row'), unit=' nats')
+    agreed = first_that_agrees(layouts, difference, tolerance, what=plural(num_rows, 'row'), unit=' nats')
+    if agreed.layout == FORKED:
+        language_model.row_states = language_model.measure_states()
+    return agreed
 
 
 def probe_generation(generator: TextGenerator, *, vocabulary: int, longest: int) -> Probe:
@@ -351,15 +356,28 @@ def trial_batches(requests: Sequence[ScoreRequest]) -> Iterator[list[Batch]]:
 
 
 def trial_forks(requests: Sequence[ScoreRequest]) -> Iterator[list[Batch]]:
-    """Yield forks after contexts of unequal length, and after a cached prefix whole rows and forks."""
-    yield [batch_of_forks(requests, None, forks=True)]
+    """Yield forks after contexts of unequal length, and after a cached prefix whole rows and forks.
+
+    Of the latter, the first are of contexts that are cut, and then of all requests after what they share.
+    """
+    alone = [fork_of([request], len(request.contexts[0])) for request in requests]
+    yield [batch_of_forks(alone)]
 
     shortest = min(len(request.contexts[0]) for request in requests)
-    num_cached = min(NUM_SHARED, shortest - 1)  # each context keeps a token to read logits from
+    num_cached = min(NUM_SHARED // 2, shortest - 1)  # each context keeps a token to read logits from
     if num_cached > 0:
         prefix = requests[0].contexts[0][:num_cached].copy()
-        yield [batch_of_forks(requests, prefix, forks=False)]
-        yield [batch_of_forks([request], prefix, forks=True) for request in requests]
+        yield [batch_of_forks([fork_of([request], 0) for request in requests], prefix)]
+        after_prefix = [replace(tree, fork=tree.fork - num_cached) for tree in alone]
+        # Two batches, so that a prefix that the first one changes shows.
+        yield [batch_of_forks(after_prefix[:2], prefix), batch_of_forks(after_prefix[2:], prefix)]
+        shared = min(NUM_SHARED, shortest) - num_cached
+        yield [batch_of_forks([fork_of(requests, shared)], prefix)]
+
+
+def fork_of(requests: Sequence[ScoreRequest], fork: int) -> Tree:
+    """Return requests whose rows share their first `fork` tokens."""
+    return Tree(requests=tuple(requests), num_tokens=0, fork=fork)
 
 
 def sums(language_model: CausalLanguageModel, batches: Sequence[Batch], rope_length: int) -> Floats:

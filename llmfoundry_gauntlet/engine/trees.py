@@ -23,10 +23,15 @@ PEEKED_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tree:
-    """Requests that run as one tree; `num_tokens` is its number of distinct prefixes beyond a cached prefix."""
+    """Requests that run as one tree; `num_tokens` is its number of distinct prefixes beyond a cached prefix.
+
+    In the layout FORKED the first `fork` tokens, which all its rows share beyond a cached prefix, run once before the
+    rows; 0 if whole rows run. `num_tokens` then includes padding.
+    """
 
     requests: tuple[ScoreRequest, ...]
     num_tokens: int
+    fork: int = 0
 
     @property
     def longest_context(self) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch, plan_continuous_batches
-from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, Batch, longest_row, plan
+from llmfoundry_gauntlet.engine.plan import NO_STATES, PADDED_ROWS, STREAM, Batch, RowStates, longest_row, plan
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.errors import named, plural
 from llmfoundry_gauntlet.evaluation.inputs import (
@@ -297,6 +297,7 @@ def plan_evaluation(
     generation: str = '',
     hidden_token_id: int | None = None,
     rotary: RotaryLengths | None = None,
+    row_states: RowStates = NO_STATES,
 ) -> PlannedEvaluation:
     """Return the evaluation with batches over all tasks together.
 
@@ -305,7 +306,7 @@ def plan_evaluation(
     to the task's length: attention over a context that is masked as a whole depends on the padding. Requests with
     different rotary frequencies are never in one batch. `tokens_per_batch` is raised to the size of the largest
     request, with a warning. That of generation is the same by default; `requests_per_batch` are those of a continuous
-    batch.
+    batch. `row_states` is as for `plan`.
     """
     others: list[ScoreRequest] = []
     golds: list[ScoreRequest] = []
@@ -325,8 +326,8 @@ def plan_evaluation(
 
     def batches_of(tokens: int) -> list[Batch]:
         return [
-            *plan(others, tokens_per_batch=tokens, layout=layout, rotary=rotary),
-            *plan(golds, tokens_per_batch=tokens, layout=layout, rotary=rotary),
+            *plan(others, tokens_per_batch=tokens, layout=layout, rotary=rotary, row_states=row_states),
+            *plan(golds, tokens_per_batch=tokens, layout=layout, rotary=rotary, row_states=row_states),
             *plan(hidden, tokens_per_batch=tokens, layout=PADDED_ROWS, rotary=rotary),
         ]
 

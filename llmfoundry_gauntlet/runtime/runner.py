@@ -16,7 +16,7 @@ from llmfoundry_gauntlet.engine.decoding import GENERATION_LAYOUTS, NO_CACHE, Ge
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.lengths import position_limit, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.engine.model import Budget, CausalLanguageModel, automatic_budget
-from llmfoundry_gauntlet.engine.plan import LAYOUTS
+from llmfoundry_gauntlet.engine.plan import FORKED, LAYOUTS
 from llmfoundry_gauntlet.engine.probe import Probe, probe, probe_generation, use_eager_attention
 from llmfoundry_gauntlet.errors import ModelError, as_given
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
@@ -142,7 +142,7 @@ class ModelRunner:
         probed = self.probed
         if probed is None or not probed.certain:
             scoring, generation = self._probe(), self._probe_generation()
-            budget = self._budget(generation, recorded) if probed is None else probed.budget
+            budget = self._budget(scoring, generation, recorded) if probed is None else probed.budget
             on_this_rank = ProbedModel(scoring=scoring, generation=generation, budget=budget)
             probed = self.probed = agreed(gather(on_this_rank))
             if any(gather(bool(self.language_model.eager))):
@@ -167,6 +167,7 @@ class ModelRunner:
             generation=str(probed.generation or ''),
             hidden_token_id=self.language_model.hidden_token_id,
             rotary=self.language_model.rotary,
+            row_states=self.language_model.row_states,
         )
 
     def _probe(self) -> Probe | None:
@@ -190,7 +191,7 @@ class ModelRunner:
     def _vocabulary(self) -> int:
         return min(len(self.tokenizer), self.language_model.vocabulary)
 
-    def _budget(self, generation: Probe | None, recorded: Identity) -> Budget:
+    def _budget(self, scoring: Probe | None, generation: Probe | None, recorded: Identity) -> Budget:
         """Return the tokens per batch: from the settings or an earlier attempt, else chosen for the device."""
         tokens = self.prepared.data.settings.tokens_per_batch
         if tokens != AUTO:
@@ -208,6 +209,7 @@ class ModelRunner:
             self.language_model.model.config,
             self.language_model.device,
             cached_bytes=cached_bytes,
+            forks=scoring is not None and scoring.layout == FORKED,
             num_tokens=self.prepared.num_tokens,
             num_generations=len(self.prepared.generate_requests),
             num_ranks=world_size(),

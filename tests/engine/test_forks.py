@@ -22,8 +22,9 @@ from llmfoundry_gauntlet.engine.forks import CachedRows, lay_out_forks, rows_aft
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, plan
+from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, RowStates, plan
 from llmfoundry_gauntlet.engine.probe import probe, probe_generation
+from llmfoundry_gauntlet.engine.trees import Tree
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, Sampling, ScoreRequest
 
 # Of each kind of state one type: Mamba 2 beside attention, the gated delta rule, convolutions.
@@ -50,7 +51,9 @@ def test_forks_are_laid_out_as_by_hand():
         key=ItemKey('t', 0), contexts=(ids(1, 2, 3),) * 3, continuations=(ids(4), ids(5, 6), ids(7, 8, 9))
     )
     second = ScoreRequest(key=ItemKey('t', 1), contexts=(ids(10, 11),), continuations=(ids(12, 13),))
-    layout = lay_out_forks([first, second])
+    layout = lay_out_forks(
+        [Tree(requests=(first,), num_tokens=0, fork=3), Tree(requests=(second,), num_tokens=0, fork=2)]
+    )
     assert layout.contexts.tolist() == [[1, 2, 3], [10, 10, 11]]
     assert layout.context_lengths.tolist() == [3, 2]
     assert layout.context_reads.tolist() == [2, 2, 2, 5]
@@ -69,20 +72,20 @@ def test_rows_see_what_comes_before_them():
     assert contexts.positions.tolist() == [[2, 3, 4], [2, 2, 2]]
     rows = contexts.continued(np.array([1, 0]), np.zeros((2, 2), np.int32), np.array([2, 1]))
     assert rows.mask.astype(int).tolist() == [[1, 1, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]]
-    assert rows.positions.tolist() == [[3, 4], [5, 6]]
+    # No position is beyond a row: rotary frequencies may depend on the largest.
+    assert rows.positions.tolist() == [[3, 4], [5, 5]]
 
 
 @needs_states
-@pytest.mark.parametrize(('num_after_prefix', 'forks_after_prefix'), [(3, False), (6, True)])
 @pytest.mark.parametrize('name', HYBRIDS)
-def test_contexts_run_once_before_their_choices(name: str, num_after_prefix: int, forks_after_prefix: bool):
-    """Scores are those of padded rows, with fewer tokens; after a cached prefix few contexts are run as whole rows."""
+def test_contexts_run_once_before_their_choices(name: str):
+    """Scores are those of padded rows, with fewer tokens, also after a cached prefix."""
     language_model = hybrid(name)
     assert layout_of(language_model) == FORKED
-    requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix(num_after_prefix)]
+    requests = [*networks.mixed_requests(), *networks.requests_after_a_prefix(6)]
     batches = plan(requests, tokens_per_batch=networks.PREFIX_BUDGET, layout=FORKED)
     rows = plan(requests, tokens_per_batch=networks.PREFIX_BUDGET, layout=PADDED_ROWS)
-    assert {batch.forks for batch in batches if batch.prefix is not None} == {forks_after_prefix}
+    assert {batch.forks for batch in batches if batch.prefix is not None} == {True}
     assert {batch.forks for batch in batches if batch.prefix is None} == {True, False}
     assert sum(batch.num_tokens for batch in batches) < sum(batch.num_tokens for batch in rows)
 
@@ -91,6 +94,123 @@ def test_contexts_run_once_before_their_choices(name: str, num_after_prefix: int
     for key, output in expected.items():
         for of_rows, of_forks in zip(output.logprobs, found[key].logprobs, strict=True):
             np.testing.assert_allclose(of_forks, of_rows, atol=1e-4)
+
+
+def variants(row: int, question: list[int], rng: np.random.Generator, count: int = 5) -> list[ScoreRequest]:
+    """Return variants of a question that differ in their last tokens, as under another order of the options."""
+    prompts = [ids(*question, *rng.permutation(12) + 3) for _ in range(count)]
+    letters = (ids(1), ids(2))
+    return [
+        ScoreRequest(key=ItemKey('t', row, variant=str(number)), contexts=(prompt,) * 2, continuations=letters)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def test_requests_fork_after_the_prefix_that_saves_most():
+    """Variants after their question, and not all after the instruction, which the first request begins with."""
+    rng = np.random.default_rng(0)
+    instruction = [5] * 10
+    alone = ScoreRequest(key=ItemKey('t', 9), contexts=(ids(*instruction, *[2] * 30),), continuations=(ids(3),))
+    questions = [[*instruction, *[number] * 60] for number in (3, 4)]
+    requests = [alone, *variants(0, questions[0], rng), *variants(1, questions[1], rng)]
+    (forked, whole) = plan(requests, tokens_per_batch=512, layout=FORKED)
+    assert [tree.fork for tree in forked.trees] == [70, 70]
+    assert [len(tree.requests) for tree in forked.trees] == [5, 5]
+    assert forked.num_tokens == 2 * 70 + 10 * 12
+    assert [tree.fork for tree in whole.trees] == [0]
+    assert whole.num_tokens == 40
+
+
+def test_a_group_that_forks_is_no_larger_than_a_batch():
+    rng = np.random.default_rng(0)
+    requests = variants(0, [3] * 60, rng, count=20)
+    batches = plan(requests, tokens_per_batch=150, layout=FORKED)
+    assert len(batches) > 1
+    assert all(batch.num_tokens <= 150 for batch in batches)
+    # Nor than what the states of its rows take, which is that of 100 tokens each.
+    batches = plan(requests, tokens_per_batch=1000, layout=FORKED, row_states=RowStates(per_token=0, per_row=100))
+    assert [len(batch.requests) for batch in batches] == [10, 10]
+
+
+def test_choices_with_contexts_of_their_own_fork_where_these_part():
+    """Such as the two readings of a pronoun."""
+    sentence = [3] * 30
+    request = ScoreRequest(
+        key=ItemKey('t', 0),
+        contexts=(ids(*sentence, 4, 5), ids(*sentence, 6)),
+        continuations=(ids(7, 8, 9), ids(7, 8, 9)),
+    )
+    (batch,) = plan([request], tokens_per_batch=512, layout=FORKED)
+    assert [tree.fork for tree in batch.trees] == [30]
+    assert batch.num_tokens == 30 + 2 * 4
+    layout = lay_out_forks(batch.trees)
+    assert layout.context_reads.tolist() == []
+    assert layout.rows.tolist() == [[4, 5, 7, 8], [6, 7, 8, 8]]
+    assert layout.row_reads.tolist() == [1, 2, 3, 4, 5, 6]
+    assert layout.order.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_contexts_after_a_prefix_are_cut_to_one_length():
+    """Padding between the prefix and a context would count; what is cut is part of each row."""
+    prefix = [3] * 70
+    lengths = (12, 11, 10, 9)
+    requests = [
+        ScoreRequest(
+            key=ItemKey('t', length),
+            contexts=(ids(*prefix, *[length] * length),) * 3,
+            continuations=(ids(1, 2), ids(2, 1), ids(1)),
+        )
+        for length in lengths
+    ]
+    with patch.object(planning, 'MOST_PADDED', 2):
+        (batch,) = plan(requests, tokens_per_batch=160, layout=FORKED)
+    assert batch.prefix is not None
+    assert batch.prefix.tolist() == prefix
+    assert {tree.fork for tree in batch.trees} == {9}
+    # The choice of a single token is read from the end of its context, which is a row where it was cut.
+    layout = lay_out_forks(batch.trees, len(prefix))
+    assert layout.contexts.shape == (4, 9)
+    assert sorted(layout.row_lengths.tolist()) == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4]
+    assert batch.num_tokens == 4 * 9 + 11 * 4
+
+
+@needs_states
+@pytest.mark.parametrize('name', HYBRIDS)
+def test_forks_of_every_kind_have_the_scores_of_padded_rows(name: str):
+    """Variants of questions, choices with contexts of their own, and contexts of unequal length after a prefix."""
+    rng = np.random.default_rng(1)
+    instruction = rng.integers(3, 20, 70).tolist()
+    requests = networks.mixed_requests()
+    for row in range(20, 24):
+        question = [*instruction, *rng.integers(3, 20, 8 + row % 3)]
+        requests += variants(row, question, rng)
+        choices = tuple(ids(*rng.integers(3, 20, 3)) for _ in range(3))
+        requests.append(ScoreRequest(key=ItemKey('t', row + 10), contexts=(ids(*question),) * 3, continuations=choices))
+    language_model = hybrid_once(name)
+    batches = plan(requests, tokens_per_batch=256, layout=FORKED)
+    forks_after_prefix = {tree.fork for batch in batches if batch.prefix is not None for tree in batch.trees}
+    assert len(forks_after_prefix - {0}) > 0
+    expected = networks.sums_of(
+        networks.run(language_model, plan(requests, tokens_per_batch=256, layout=PADDED_ROWS)), requests
+    )
+    found = networks.sums_of(networks.run(language_model, batches), requests)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+@needs_states
+def test_the_probe_measures_what_a_row_leaves_in_the_cache():
+    language_model = hybrid_once('falcon_h1')
+    config = language_model.model.config
+    num_layers, bytes_of_number = config.num_hidden_layers, 4
+    head_width = config.hidden_size // config.num_attention_heads
+    keys_and_values = 2 * config.num_key_value_heads * head_width
+    scan = config.mamba_n_heads * config.mamba_d_head * config.mamba_d_state
+    channels = config.mamba_d_ssm + 2 * config.mamba_n_groups * config.mamba_d_state
+    convolution = channels * config.mamba_d_conv
+    activations = model.activation_bytes(config)
+    states = language_model.row_states
+    assert states.per_token * activations == pytest.approx(num_layers * bytes_of_number * keys_and_values)
+    assert states.per_row * activations == pytest.approx(num_layers * bytes_of_number * (scan + convolution))
 
 
 # Of two tokens, so that many share prefixes, and contexts are prefixes of others.
@@ -111,7 +231,7 @@ def test_any_requests_have_the_scores_of_padded_rows(name: str, parts: Any, toke
         )
         for row, (context, continuations) in enumerate(parts)
     ]
-    eager = {'LEAST_PREFIX': 3, 'LEAST_SAVED_BY_PREFIX': 0, 'LEAST_FORKED': 2, 'LEAST_SHARED_BY_FORK': 1}
+    eager = {'LEAST_PREFIX': 3, 'LEAST_SAVED_BY_PREFIX': 0, 'LEAST_AFTER_PREFIX': 0, 'COPY_TOKENS': 0}
     with patch.multiple(planning, **eager):
         batches = plan(requests, tokens_per_batch=tokens_per_batch, layout=FORKED)
     rows = plan(requests, tokens_per_batch=tokens_per_batch, layout=PADDED_ROWS)
@@ -133,12 +253,14 @@ def test_a_batch_copies_states_for_a_limited_number_of_rows():
     """They take memory however short the rows are. Mutation: limit the tokens alone."""
     requests = [
         ScoreRequest(
-            key=ItemKey('t', row), contexts=(ids(*range(20)),) * 3, continuations=(ids(1, 2), ids(3, 4), ids(5, 6))
+            key=ItemKey('t', row),
+            contexts=(ids(*range(row, row + 20)),) * 3,
+            continuations=(ids(1, 2), ids(3, 4), ids(5, 6)),
         )
         for row in range(30)
     ]
-    with patch.object(planning, 'MOST_ROWS', 12):
-        batches = plan(requests, tokens_per_batch=4096, layout=FORKED)
+    states = RowStates(per_token=0, per_row=4096 / 12)
+    batches = plan(requests, tokens_per_batch=4096, layout=FORKED, row_states=states)
     assert [len(batch.requests) for batch in batches] == [4] * 7 + [2]
 
 
@@ -156,8 +278,8 @@ def copy_another_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """Continue the states of another context."""
     lay_out = forks.lay_out_forks
 
-    def shifted(requests: Any) -> Any:
-        layout = lay_out(requests)
+    def shifted(*arguments: Any) -> Any:
+        layout = lay_out(*arguments)
         layout.context_of_row[:] = np.roll(layout.context_of_row, 1)
         return layout
 
