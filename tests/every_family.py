@@ -30,11 +30,18 @@ from networks import CPU, VOCABULARY
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM, GenerationDecoder
+from llmfoundry_gauntlet.engine.decoding import CACHE, FORKED_PROMPTS, NO_CACHE, PROMPT_STREAM, GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, STREAM, plan
-from llmfoundry_gauntlet.engine.probe import probe, probe_generation, step_logits
+from llmfoundry_gauntlet.engine.probe import (
+    FLOAT32_ROUNDING,
+    ROUNDING_TOLERANCE,
+    nudged_embeddings,
+    probe,
+    probe_generation,
+    step_logits,
+)
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 LONGEST = 60  # of the probe's rows
@@ -287,12 +294,16 @@ CANNOT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the probe chose for a type, and the largest differences from bare rows: of scores and of logits."""
+    """What the probe chose for a type, and the largest differences from bare rows: of scores and of logits.
+
+    `rounding` is the largest difference that rounding alone makes to the logits of bare rows.
+    """
 
     scoring: str
     generation: str
     scores_off: float
     logits_off: float
+    rounding: float
 
 
 def measure(name: str) -> Measured:
@@ -324,22 +335,26 @@ def measure(name: str) -> Measured:
         scoring=scoring.layout,
         generation=generation.layout,
         scores_off=scores_off,
-        logits_off=furthest_logits(reference, generator, generation.layout),
+        **furthest_logits(reference, generator, generation.layout),
     )
 
 
-def furthest_logits(reference: Any, generator: TextGenerator, layout: str) -> float:
-    """Return the largest difference of the logits of generations from those of bare rows."""
+def furthest_logits(reference: Any, generator: TextGenerator, layout: str) -> dict[str, float]:
+    """Return the largest difference of the logits of generations from those of bare rows, and of these by rounding."""
     requests = generations.mixed_requests()
     steps = step_logits(generator, layout, generations.batch_of(requests), VOCABULARY)
-    furthest = 0.0
+    furthest, rounding = 0.0, 0.0
     for request in requests:
         tokens = [(31 * request.key.row + 17 * step + 7) % VOCABULARY for step in range(request.max_new_tokens)]
-        logits = bare_logits(reference, [*request.context.tolist(), *tokens[:-1]])
+        row = [*request.context.tolist(), *tokens[:-1]]
+        logits = bare_logits(reference, row)
+        with nudged_embeddings(reference, FLOAT32_ROUNDING):
+            nudged = bare_logits(reference, row)
+        rounding = max(rounding, float((nudged - logits).abs().max()))
         expected = logits[len(request.context) - 1 :].numpy()
         for step in range(request.max_new_tokens):
             furthest = max(furthest, float(np.abs(steps[request.key][step] - expected[step]).max()))
-    return furthest
+    return {'logits_off': furthest, 'rounding': rounding}
 
 
 def check(name: str) -> None:
@@ -356,7 +371,9 @@ def check(name: str) -> None:
     assert layouts is not None, f'{name} has no layouts: record them, or list it in CANNOT with the reason'
     measured = measure(name)
     assert measured.scores_off <= TOLERANCE, f'{name}: scores {measured.scores_off:.1g} nats off'
-    assert measured.logits_off <= TOLERANCE, f'{name}: logits {measured.logits_off:.1g} off'
+    assert measured.logits_off <= max(TOLERANCE, ROUNDING_TOLERANCE * measured.rounding), (
+        f'{name}: logits {measured.logits_off:.1g} off'
+    )
     chosen = f'{measured.scoring} {measured.generation}'
     assert chosen == layouts, f'{name} runs in {chosen}, not in {layouts}'
 
@@ -382,6 +399,7 @@ NAMES = {
     FORKED: 'forked prefixes',
     PADDED_ROWS: 'padded rows',
     PROMPT_STREAM: 'KV cache, prompts in a stream',
+    FORKED_PROMPTS: 'KV cache, forked prompts',
     CACHE: 'KV cache',
     NO_CACHE: 'whole rows',
 }
@@ -397,7 +415,7 @@ def markdown() -> str:
     pairs = [
         f'{scoring} {generation}'
         for scoring in (STREAM, FORKED, PADDED_ROWS)
-        for generation in (PROMPT_STREAM, CACHE, NO_CACHE)
+        for generation in (PROMPT_STREAM, FORKED_PROMPTS, CACHE, NO_CACHE)
     ]
     for layouts in pairs:
         scoring, generation = layouts.split()

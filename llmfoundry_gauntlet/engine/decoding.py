@@ -14,7 +14,7 @@ import torch
 from torch import distributed
 
 from llmfoundry_gauntlet.engine.attention import changed, eager_changes, to_device
-from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
+from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KeptPrompt, KVCache
 from llmfoundry_gauntlet.engine.logits import logits_of, output_layer, picking, rounding_of
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import grow_trees, make_tree, sort_requests
@@ -26,9 +26,10 @@ from llmfoundry_gauntlet.scoring.text import stop_position
 from llmfoundry_gauntlet.types import Bools, GenerateRequest, Generation, Ids, Ints, Reasoning
 
 PROMPT_STREAM = 'prompt_stream'  # the engine's attention: prompts in a token stream, steps from the engine's KV cache
+FORKED_PROMPTS = 'forked_prompts'  # as CACHE; what prompts share runs once, and its states are copied
 CACHE = 'cache'  # the model's own attention with the engine's KV cache, for models that take transformers' caches
 NO_CACHE = 'no_cache'  # every step runs whole sequences; works with every model
-GENERATION_LAYOUTS = (PROMPT_STREAM, CACHE, NO_CACHE)  # the fastest first
+GENERATION_LAYOUTS = (PROMPT_STREAM, FORKED_PROMPTS, CACHE, NO_CACHE)  # the fastest first
 
 UNFINISHED = '\ufffd'  # decoded from an incomplete UTF-8 character
 LONGEST_CHARACTER = 4  # bytes in UTF-8, and so tokens at most
@@ -84,6 +85,19 @@ class DecodingModel:
         self.usage.prompt_tokens += num_tokens
         self.usage.padding_tokens += tokens.size - num_tokens
         return self._forward(tokens, mask, positions_of(seen), cache=cache, is_hidden=hides_a_row(seen))
+
+    def run_shared(self, ids: Ids, cache: KVCache) -> KeptPrompt:
+        """Run the first tokens of several prompts; return what they leave in the cache. A slot must be free."""
+        self.run_prompts([ids], cache, as_stream=False)
+        return cache.keep_prompt(ids)
+
+    def run_after(self, kept: KeptPrompt, rests: Sequence[Ids], cache: KVCache) -> torch.Tensor:
+        """Run the rests of prompts, of equal length, after what they share; return their last logits [prompts, V]."""
+        tokens = np.stack(rests).astype(np.int64)
+        cache.enter_after(kept, *tokens.shape)
+        self.usage.prompt_tokens += tokens.size
+        positions = np.tile(len(kept.ids) + np.arange(tokens.shape[1]), (len(tokens), 1))
+        return self._forward(tokens, cache.seen(), positions, cache=cache)
 
     def run_step(self, tokens: Sequence[int], positions: Sequence[int], cache: KVCache) -> torch.Tensor:
         """Run the latest token of every slot in use; return the next logits, float32 [slots, V]."""
@@ -170,8 +184,8 @@ class DecodingModel:
             rows = torch.arange(len(ends), device=ends.device)
             return states[rows, ends][:, None]
 
-        # The engine's attention writes to the cache itself; in layout CACHE the model does.
-        models_cache = cache if self.layout == CACHE else None
+        # The engine's attention writes to the cache itself; in other layouts the model does.
+        models_cache = None if self.layout == PROMPT_STREAM else cache
         with attention, language_model.scanning(tokens.shape[1]):
             return self._logits(tokens, positions, mask, pick, models_cache)[:, -1]
 

@@ -21,6 +21,7 @@ import torch
 from llmfoundry_gauntlet.engine.attention import to_device
 from llmfoundry_gauntlet.engine.continuous import BatchProgress, ContinuousBatch, GenerationProgress, is_family
 from llmfoundry_gauntlet.engine.decoding import (
+    FORKED_PROMPTS,
     NO_CACHE,
     PROMPT_STREAM,
     DecodingModel,
@@ -28,27 +29,30 @@ from llmfoundry_gauntlet.engine.decoding import (
     OngoingGeneration,
     Usage,
 )
-from llmfoundry_gauntlet.engine.kv_cache import KVCache
+from llmfoundry_gauntlet.engine.kv_cache import KeptPrompt, KVCache
 from llmfoundry_gauntlet.engine.logits import next_tokens, uniform_draws
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.trees import num_shared
+from llmfoundry_gauntlet.engine.plan import best_groups, measure_request, saved_by_fork
+from llmfoundry_gauntlet.engine.trees import context_request, num_shared
 from llmfoundry_gauntlet.errors import ModelError, as_given
 from llmfoundry_gauntlet.types import GenerateRequest, Generation, Ids, ItemKey
 
 log = logging.getLogger(__name__)
 
 ENTERING_SHARE = 8  # prompts are run once 1 / 8 of the slots are free
+FORWARD_TOKENS = 128  # prompt tokens that take as long as another forward, about
 
 
 @dataclass(slots=True, eq=False)
 class PromptGroup:
-    """A prompt and its waiting requests.
+    """A prompt and its waiting requests. It may run its first `shared` tokens once with other prompts.
 
     Once it was run, `logits` [V] are its last logits, `states` those that it left in recurrent layers, if any.
     """
 
     context: Ids
     waiting: deque[GenerateRequest]
+    shared: int = 0
     logits: torch.Tensor | None = None
     states: Sequence[torch.Tensor] = ()
 
@@ -80,19 +84,28 @@ class TextGenerator(DecodingModel):
         super().__init__(language_model, layout)
         self.decoder = decoder
         self.choose: Choice = choose
+        self.forward_tokens = FORWARD_TOKENS
         self.most_slots: int | None = None  # once the device ran out of memory with more
         self.cached_bytes = 0  # per token in the latest KV cache
 
+    @property
+    def forks_prompts(self) -> bool:
+        """Return whether what prompts share runs once; tokens that the reference masks have no place in it."""
+        return self.layout == FORKED_PROMPTS and self.language_model.hidden_token_id is None
+
     @contextmanager
     def trying(self, layout: str, choice: Choice) -> Iterator[None]:
-        """Generate in another layout, with another choice of tokens and no stop rules, until the context ends."""
-        before = self.layout, self.choose, self.decoder, self.usage
-        self.layout, self.choose, self.usage = layout, choice, Usage()
+        """Generate in another layout, with another choice of tokens and no stop rules, until the context ends.
+
+        What prompts share runs once even where that does not pay.
+        """
+        before = self.layout, self.choose, self.decoder, self.usage, self.forward_tokens
+        self.layout, self.choose, self.usage, self.forward_tokens = layout, choice, Usage(), 0
         self.decoder = GenerationDecoder(self.decoder.tokenizer)
         try:
             yield
         finally:
-            self.layout, self.choose, self.decoder, self.usage = before
+            self.layout, self.choose, self.decoder, self.usage, self.forward_tokens = before
 
     def generate(self, batch: ContinuousBatch, progress: BatchProgress | None = None) -> list[Generation]:
         """Return the generations of a batch, in the order of its requests; equal greedy requests share one.
@@ -166,6 +179,24 @@ def prompt_groups(requests: Sequence[GenerateRequest]) -> Iterator[PromptGroup]:
         yield PromptGroup(context=waiting[0].context, waiting=waiting)
 
 
+def share_prefixes(prompts: Sequence[PromptGroup], forward_tokens: int) -> None:
+    """Set what adjacent prompts share and run once, where that saves tokens.
+
+    The rest of a prompt can only run beside rests of its length: padding between them and what they share would count.
+    So each length takes a forward of its own, as does what they share.
+    """
+    measured = [measure_request(context_request(prompt.context)) for prompt in prompts]
+    place = 0
+    for group, fork in best_groups(measured):
+        members = prompts[place : place + len(group)]
+        place += len(group)
+        shared = min([fork, *(len(prompt.context) - 1 for prompt in members)])
+        num_forwards = 1 + len({len(prompt.context) for prompt in members})
+        if saved_by_fork(len(members), shared) > num_forwards * forward_tokens:
+            for prompt in members:
+                prompt.shared = shared
+
+
 class DecodingLoop:
     """Decode one continuous batch, at most `num_slots` requests at a time. Finished generations go to `done`.
 
@@ -195,7 +226,10 @@ class DecodingLoop:
                 self.progress.end(request)
             else:
                 left.append(request)
+        self.kept: KeptPrompt | None = None  # the prefix that ran last
         self.prompts = deque(prompt_groups(left))
+        if generator.forks_prompts:
+            share_prefixes(tuple(self.prompts), generator.forward_tokens)
         self.slots: list[Slot] = []
         self.cache: KVCache | None = None
         if generator.caches and left:
@@ -240,7 +274,10 @@ class DecodingLoop:
     def enter_cache(self, cache: KVCache, num_free: int) -> None:
         """Run the next prompts into the cache and start their generations."""
         prompts = self.next_prompts(num_free)
-        logits = self.generator.run_prompts([prompt.context for prompt in prompts], cache, as_stream=self.streams)
+        if any(prompt.shared for prompt in prompts):
+            prompts, logits = self.run_forked(prompts, cache)
+        else:
+            logits = self.generator.run_prompts([prompt.context for prompt in prompts], cache, as_stream=self.streams)
         if self.streams and len(prompts) > 1 and not torch.isfinite(logits.amax(dim=-1)).all():
             self.take_back(prompts, cache)
             return
@@ -261,6 +298,30 @@ class DecodingLoop:
         self.slots += new
         self.extend(new, logits[to_device(np.array(prompt_of_slot), logits.device)])
 
+    def run_forked(self, prompts: Sequence[PromptGroup], cache: KVCache) -> tuple[list[PromptGroup], torch.Tensor]:
+        """Run prompts after what they share; return them in the order of their slots, with their last logits."""
+        in_order: list[PromptGroup] = []
+        logits: list[torch.Tensor] = []
+        whole = [prompt for prompt in prompts if not prompt.shared]
+        rests: dict[tuple[bytes, int], list[PromptGroup]] = {}  # by what they share, and the length of the rest
+        for prompt in prompts:
+            if prompt.shared:
+                shared = prompt.context[: prompt.shared]
+                rests.setdefault((shared.tobytes(), len(prompt.context)), []).append(prompt)
+
+        for (shared_bytes, _), members in rests.items():
+            if self.kept is None or self.kept.ids.tobytes() != shared_bytes:
+                self.kept = None  # free its memory first
+                self.kept = self.generator.run_shared(members[0].context[: members[0].shared], cache)
+            after = [prompt.context[prompt.shared :] for prompt in members]
+            logits.append(self.generator.run_after(self.kept, after, cache))
+            in_order += members
+        if whole:
+            contexts = [prompt.context for prompt in whole]
+            logits.append(self.generator.run_prompts(contexts, cache, as_stream=False))
+            in_order += whole
+        return in_order, torch.cat(logits)
+
     def take_back(self, prompts: Sequence[PromptGroup], cache: KVCache) -> None:
         """Requeue prompts to run as padded rows: in a stream non-finite values spread across a shared prefix."""
         self.streams = False
@@ -277,7 +338,7 @@ class DecodingLoop:
         in_stream = 0  # tokens, shared prefixes once
         while self.prompts and len(chosen) < num_free:
             context = self.prompts[0].context
-            longest = max(longest, len(context))
+            longest = max(longest, len(context) - self.prompts[0].shared)
             in_stream += len(context)
             if self.streams and chosen:
                 shared = num_shared(chosen[-1].context.tobytes(), context.tobytes())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from transformers.cache_utils import Cache
 
 from llmfoundry_gauntlet.engine.attention import AttentionRule, KeyBias, to_device, torch_attention
 from llmfoundry_gauntlet.engine.tree_attention import dense, for_each_head
+from llmfoundry_gauntlet.types import Ids
 
 GROWTH = 32  # columns
 
@@ -37,6 +39,15 @@ def chunks_skip_padding() -> bool:
     except ImportError:  # below 4.53
         return False
     return 'left_padding' in inspect.signature(chunked_overlay).parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeptPrompt:
+    """What the first tokens of several prompts left in a cache: L keys and values by layer, and states."""
+
+    ids: Ids
+    layers: Mapping[int, tuple[torch.Tensor, torch.Tensor]]  # [heads, L, width] each
+    states: Sequence[torch.Tensor]
 
 
 class KVCache(Cache):
@@ -61,6 +72,7 @@ class KVCache(Cache):
         self._states: dict[StateName, torch.Tensor] = {}  # [slots, ...]
         self._slots = slice(0, 0)  # slots and columns that the current forward writes
         self._columns = slice(0, 0)
+        self._seen = slice(0, 0)  # the columns in its attention
         self.is_prompt = False
 
     @property
@@ -79,7 +91,7 @@ class KVCache(Cache):
         values[self._slots, :, self._columns] = value_states
         if self.is_prompt:
             return key_states, value_states
-        return keys[self._slots], values[self._slots]
+        return keys[self._slots, :, self._seen], values[self._slots, :, self._seen]
 
     def get_seq_length(self, layer_idx: int | None = 0) -> int:
         """Return the number of columns before those that the forward writes."""
@@ -95,7 +107,7 @@ class KVCache(Cache):
         `query` is the number of tokens in the forward, or their positions (transformers below 5).
         """
         num_new = query if isinstance(query, int) else len(query)
-        return (num_new if self.is_prompt else self.mask.shape[1]), 0
+        return (num_new if self.is_prompt else self._seen.stop), 0
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         """Return -1, which stands for buffers that grow without limit."""
@@ -107,7 +119,7 @@ class KVCache(Cache):
     # The same of recurrent layers and convolutions, from transformers 5 on.
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return whether the forward continues states: a step does, prompts begin new ones."""
+        """Return whether the forward continues states: a step does, and prompts after a kept one."""
         return not self.is_prompt
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -172,11 +184,43 @@ class KVCache(Cache):
         width = seen.shape[1]
         self.is_prompt = True
         self._slots = slice(self.num_used, self.num_used + len(lengths))
-        self._columns = slice(self.column - width, self.column)
+        self._columns = self._seen = slice(self.column - width, self.column)
         self.mask[self._slots] = False
         self.mask[self._slots, self._columns] = seen
         self.starts += [self.column - length for length in lengths]
         self.num_used += len(lengths)
+
+    def keep_prompt(self, ids: Ids) -> KeptPrompt:
+        """Return what a prompt left in the slot taken last, and free the slot."""
+        slot = self.num_used - 1
+        columns = slice(self.column - len(ids), self.column)
+        layers = {
+            layer: (keys[slot, :, columns].clone(), values[slot, :, columns].clone())
+            for layer, (keys, values) in self._layers.items()
+        }
+        kept = KeptPrompt(ids=ids, layers=layers, states=[state.clone() for state in self.states_of(slot)])
+        self.leave([slot])
+        return kept
+
+    def enter_after(self, kept: KeptPrompt, count: int, width: int) -> None:
+        """Take slots for prompts that begin with a kept one; the next forward runs the `width` tokens that follow."""
+        end = self.column - width
+        first = end - len(kept.ids)
+        self.is_prompt = False
+        self._slots = slice(self.num_used, self.num_used + count)
+        self._columns = slice(end, self.column)
+        # None beyond the new ones: recurrent layers take the last columns of the mask for those of their tokens.
+        self._seen = slice(0, self.column)
+        self.mask[self._slots] = False
+        self.mask[self._slots, first : self.column] = True
+        for layer, (keys, values) in kept.layers.items():
+            key_buffer, value_buffer = self._layers[layer]
+            key_buffer[self._slots, :, first:end] = keys
+            value_buffer[self._slots, :, first:end] = values
+        for buffer, state in zip(self._states.values(), kept.states, strict=True):
+            buffer[self._slots] = state
+        self.starts += [first] * count
+        self.num_used += count
 
     def step(self) -> None:
         """Take the column that the next forward writes."""
@@ -185,12 +229,13 @@ class KVCache(Cache):
         self.is_prompt = False
         self._slots = slice(0, self.num_used)
         self._columns = slice(self.column, self.column + 1)
+        self._seen = slice(0, self.mask.shape[1])
         self.mask[self._slots, self.column] = True
         self.column += 1
 
     def seen(self) -> torch.Tensor:
         """Return the mask of the forward, [slots, columns]; for prompts only their own columns."""
-        return self.mask[self._slots, self._columns] if self.is_prompt else self.mask[self._slots]
+        return self.mask[self._slots, self._seen]
 
     def first_columns(self) -> list[int]:
         """Return where each slot's tokens begin among the columns of `seen`, masked tokens included."""

@@ -11,6 +11,7 @@ true figure depends on the model (about 2,000 for a width of 512 on a CPU, more 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -473,7 +474,10 @@ def grow_forks(
 
 
 def best_groups(
-    ordered: Sequence[_MeasuredRequest], tokens_per_batch: int, states: RowStates, num_cached: int
+    ordered: Sequence[_MeasuredRequest],
+    tokens_per_batch: float = math.inf,
+    states: RowStates = NO_STATES,
+    num_cached: int = 0,
 ) -> list[tuple[Sequence[_MeasuredRequest], int]]:
     """Return the groups of adjacent requests that save the most, and the length of what the rows of each share.
 

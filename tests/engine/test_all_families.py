@@ -58,7 +58,9 @@ def test_recording_keeps_the_layouts_of_the_other_version(monkeypatch, tmp_path)
     before = {'gone': {every_family.STACK: 'stream cache'}, 'llama': {other: 'stream cache'}}
     monkeypatch.setattr(every_family, 'EXPECTED', tmp_path / 'layouts.yaml')
     every_family.EXPECTED.write_text(yaml.safe_dump(before))
-    measured = every_family.Measured(scoring='padded_rows', generation='no_cache', scores_off=0, logits_off=0)
+    measured = every_family.Measured(
+        scoring='padded_rows', generation='no_cache', scores_off=0, logits_off=0, rounding=0
+    )
 
     every_family.record({'llama': measured})
 

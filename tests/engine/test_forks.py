@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -17,9 +19,9 @@ from hypothesis import strategies as st
 from llmfoundry_gauntlet.engine import forks, model
 from llmfoundry_gauntlet.engine import plan as planning
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
-from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, GenerationDecoder
+from llmfoundry_gauntlet.engine.decoding import CACHE, FORKED_PROMPTS, NO_CACHE, GenerationDecoder
 from llmfoundry_gauntlet.engine.forks import CachedRows, lay_out_forks, rows_after
-from llmfoundry_gauntlet.engine.generate import TextGenerator
+from llmfoundry_gauntlet.engine.generate import PromptGroup, TextGenerator, share_prefixes
 from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, RowStates, plan
@@ -336,7 +338,75 @@ def test_the_probe_refuses_states_of_another_slot(name: str, monkeypatch: pytest
     language_model = hybrid(name)
     generator = TextGenerator(language_model, GenerationDecoder(every_family.Letters()))
     sizes = {'vocabulary': every_family.VOCABULARY, 'longest': every_family.LONGEST}
-    assert probe_generation(generator, **sizes).layout == CACHE
+    assert probe_generation(generator, **sizes).layout == FORKED_PROMPTS
     states_of = KVCache.states_of
     monkeypatch.setattr(KVCache, 'states_of', lambda cache, slot: [0 * state for state in states_of(cache, slot)])
     assert probe_generation(generator, **sizes).layout == NO_CACHE
+
+
+@needs_states
+@pytest.mark.parametrize('name', HYBRIDS)
+def test_prompts_run_what_they_share_once(name: str):
+    """Prompts of several lengths after one prefix, more than enter at a time, beside others."""
+    rng = np.random.default_rng(0)
+    shared = rng.integers(3, 20, 90)
+    prompts = [ids(*shared, *rng.integers(3, 20, 4 + row % 3)) for row in range(9)]
+    prompts.append(ids(*rng.integers(3, 20, 20)))
+    prompts.sort(key=lambda prompt: prompt.tolist())
+    requests = [
+        GenerateRequest(key=ItemKey('t', row), context=prompt, max_new_tokens=3 + row % 4)
+        for row, prompt in enumerate(prompts)
+    ]
+    batch = ContinuousBatch(requests=tuple(requests), num_slots=4, tokens_per_batch=2048)
+    texts, num_tokens = {}, {}
+    for layout in (FORKED_PROMPTS, CACHE, NO_CACHE):
+        generator = TextGenerator(hybrid_once(name), GenerationDecoder(every_family.Letters()), layout)
+        with patch.object(generator, 'forward_tokens', 16):
+            texts[layout] = [generation.text for generation in generator.run(batch)]
+        num_tokens[layout] = generator.usage.prompt_tokens
+    assert texts[FORKED_PROMPTS] == texts[CACHE] == texts[NO_CACHE]
+    # The prefix once for all prompts: it is kept while they enter.
+    num_rests = sum(map(len, prompts)) - 9 * len(shared)
+    assert num_tokens[FORKED_PROMPTS] == len(shared) + num_rests
+    assert num_tokens[CACHE] == sum(map(len, prompts))
+
+
+def test_prompts_share_nothing_where_the_forwards_of_their_lengths_cost_more():
+    shared = [3] * 90
+    alike = [PromptGroup(context=ids(*shared, 4, number), waiting=deque()) for number in range(5)]
+    uneven = [PromptGroup(context=ids(*shared, *[5] * number), waiting=deque()) for number in range(1, 6)]
+    share_prefixes(alike, forward_tokens=128)
+    share_prefixes(uneven, forward_tokens=128)
+    assert {prompt.shared for prompt in alike} == {91}
+    assert {prompt.shared for prompt in uneven} == {0}
+
+
+def forget_what_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin the rest of a prompt with states of zero."""
+    keep = KVCache.keep_prompt
+
+    def emptied(cache: KVCache, tokens: Any) -> Any:
+        kept = keep(cache, tokens)
+        return replace(kept, states=[0 * state for state in kept.states])
+
+    monkeypatch.setattr(KVCache, 'keep_prompt', emptied)
+
+
+def shift_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the rest of a prompt without its first token."""
+    run_after = TextGenerator.run_after
+
+    def shifted(generator: TextGenerator, kept: Any, rests: Any, cache: KVCache) -> torch.Tensor:
+        return run_after(generator, kept, [np.roll(rest, 1) for rest in rests], cache)
+
+    monkeypatch.setattr(TextGenerator, 'run_after', shifted)
+
+
+@needs_states
+@pytest.mark.parametrize('fault', [forget_what_was_kept, shift_rests])
+@pytest.mark.parametrize('name', HYBRIDS)
+def test_the_probe_refuses_wrong_forks_of_prompts(name: str, fault: Any, monkeypatch: pytest.MonkeyPatch):
+    fault(monkeypatch)
+    generator = TextGenerator(hybrid(name), GenerationDecoder(every_family.Letters()))
+    sizes = {'vocabulary': every_family.VOCABULARY, 'longest': every_family.LONGEST}
+    assert probe_generation(generator, **sizes).layout == CACHE
