@@ -17,23 +17,31 @@ import pytest
 import torch
 from generations import LAYOUT_OF, generator_of, letters, request, tokens
 
-from llmfoundry_gauntlet.engine import kv_cache
+from llmfoundry_gauntlet.engine import generate, kv_cache
 from llmfoundry_gauntlet.engine.continuous import BatchProgress
-from llmfoundry_gauntlet.engine.decoding import CACHE, GENERATION_LAYOUTS, NO_CACHE, PROMPT_STREAM, Usage
+from llmfoundry_gauntlet.engine.decoding import (
+    CACHE,
+    FORKED_PROMPTS,
+    GENERATION_LAYOUTS,
+    NO_CACHE,
+    PROMPT_STREAM,
+    Usage,
+)
 from llmfoundry_gauntlet.engine.logits import output_layer, uniform_draws
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.types import GenerateRequest, Sampling, StopRule
 
 NUMBERS_OF_SLOTS = (1, 2, 4, 50)
 # One family for each layout.
-FAMILY_OF = {PROMPT_STREAM: 'qwen2', CACHE: 'llama', NO_CACHE: 'gpt_bigcode'}
+FAMILY_OF = {PROMPT_STREAM: 'qwen2', FORKED_PROMPTS: 'mistral', CACHE: 'llama', NO_CACHE: 'gpt_bigcode'}
 
 
 @pytest.fixture(autouse=True, scope='module')
 def columns_that_soon_end():
-    """Make the KV cache grow every other step."""
+    """Make the KV cache grow every other step, and run what prompts share once even where that does not pay."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kv_cache, 'GROWTH', 2)
+        patch.setattr(generate, 'FORWARD_TOKENS', 0)
         yield
 
 

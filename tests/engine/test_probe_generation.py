@@ -14,7 +14,7 @@ from networks import CPU
 
 from llmfoundry_gauntlet.engine import attention as attending
 from llmfoundry_gauntlet.engine import kv_cache
-from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM, GenerationDecoder
+from llmfoundry_gauntlet.engine.decoding import FORKED_PROMPTS, NO_CACHE, PROMPT_STREAM, GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
@@ -100,7 +100,7 @@ def test_a_silently_wrong_layout_is_not_used(name: str, fault: Callable, dtype: 
 
     probe_result = probed(model)
 
-    assert probe_result.layout == CACHE, probe_result.reason
+    assert probe_result.layout == FORKED_PROMPTS, probe_result.reason
     assert probe_result.certain
     assert f'{NAMES[PROMPT_STREAM]} ' in probe_result.reason
     assert ' off' in probe_result.reason
@@ -159,7 +159,7 @@ def test_a_wrong_cache_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch):
     assert probed(networks.network(name)).layout == NO_CACHE
 
 
-@pytest.mark.parametrize(('dtype', 'layout'), [(torch.bfloat16, PROMPT_STREAM), (torch.float32, CACHE)])
+@pytest.mark.parametrize(('dtype', 'layout'), [(torch.bfloat16, PROMPT_STREAM), (torch.float32, FORKED_PROMPTS)])
 @pytest.mark.parametrize('name', ['llama', 'gptj'])
 def test_half_precision_is_compared_within_its_own_rounding(name: str, dtype: torch.dtype, layout: str):
     """Steps that are off by twice the spacing of the largest logit, as other kernels may be.
@@ -198,7 +198,7 @@ def test_a_window_ignored_by_steps_is_rejected(dtype: torch.dtype):
     """Mutations: no long row; a long row of two tokens, of which half precision tolerates one."""
     probe_result = probed(windowed_except_in_steps(dtype), 3 * LONG_WINDOW)
 
-    assert probe_result.layout == CACHE, probe_result.reason
+    assert probe_result.layout == FORKED_PROMPTS, probe_result.reason
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
@@ -260,7 +260,7 @@ def test_a_layout_that_gives_nan_is_not_used(is_spoiled: Callable, dtype: torch.
     """Mutation: Python's `max` in `furthest`."""
     probe_result = probed(no_numbers_where(networks.network().to(dtype), is_spoiled))
 
-    assert probe_result.layout == CACHE, probe_result.reason
+    assert probe_result.layout == FORKED_PROMPTS, probe_result.reason
 
 
 def attention_outputs(model: Any) -> list[Any]:
