@@ -434,10 +434,14 @@ class TaskScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composites:
-    """Category scores and named averages of a gauntlet, in the order of its YAML."""
+    """Category scores and named averages of a gauntlet, in the order of its YAML.
+
+    `gold_bits` has the bits per byte of gold answers for each of both: a loss, which is better the lower it is.
+    """
 
     categories: Mapping[str, Measure]
     averages: Mapping[str, Measure]
+    gold_bits: Mapping[str, Measure] = field(default_factory=dict)
 
     @property
     def by_name(self) -> dict[str, Measure]:

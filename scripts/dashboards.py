@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from llmfoundry_gauntlet import GauntletError
 from llmfoundry_gauntlet.errors import ConfigError, print_problems
-from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS, valid_key
+from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, GOLD_BITS, SCORE_PREFIX, SECONDS, valid_key
 from llmfoundry_gauntlet.results.files import find_results
 
 MAX_RUNS = 20
@@ -41,7 +41,10 @@ class Panel:
 
 
 def panels_of(record: Mapping[str, Any]) -> list[Panel]:
-    """Return averages, categories, each category's tasks, other tasks, SCORE, and seconds; keys with values only."""
+    """Return averages, categories, gold bits, each category's tasks, other tasks, SCORE, and seconds.
+
+    They have the keys alone that have values.
+    """
     logged = record['metrics']
     accuracies = {
         task: valid_key(f'metrics/{task}/{next(iter(entry["metrics"]))}') for task, entry in record['tasks'].items()
@@ -51,6 +54,8 @@ def panels_of(record: Mapping[str, Any]) -> list[Panel]:
         Panel('Composites', part, tuple(valid_key(f'{COMPOSITE_PREFIX}/{name}') for name in composites[part]))
         for part in ('averages', 'categories')
     ]
+    of_averages = [valid_key(f'{COMPOSITE_PREFIX}/{name}/{GOLD_BITS}') for name in composites['averages']]
+    panels.append(Panel('Composites', f'{GOLD_BITS} of averages (lower is better)', tuple(of_averages)))
     rest = dict(accuracies)
     for category in composites['gauntlet']['categories']:
         tasks = [f'{entry["name"]}/{entry["num_fewshot"]}-shot' for entry in category['benchmarks']]

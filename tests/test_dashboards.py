@@ -42,6 +42,8 @@ RECORD = {
         'icl/metrics/eval_gauntlet/world/standard_error': 0.1,
         'icl/metrics/eval_gauntlet/my_own': 0.5,
         'icl/metrics/eval_gauntlet/default_average': 0.5,
+        'icl/metrics/eval_gauntlet/default_average/gold_bits_per_byte': 1.5,
+        'icl/metrics/eval_gauntlet/default_average/gold_bits_per_byte/standard_error': 0.1,
         'icl/metrics/score/mmlu_pro/prompt/accuracy': 0.5,
         'icl/metrics/score/mmlu_pro/prompt/accuracy/standard_error': 0.1,
         'icl/metrics/score/mmlu_pro/prompt/consistency_rate': 0.5,
@@ -57,6 +59,11 @@ def test_charts_group_the_keys_that_have_values():
     assert panels_of(RECORD) == [
         Panel('Composites', 'averages', ('icl/metrics/eval_gauntlet/default_average',)),
         Panel('Composites', 'categories', ('icl/metrics/eval_gauntlet/world', 'icl/metrics/eval_gauntlet/my_own')),
+        Panel(
+            'Composites',
+            'gold_bits_per_byte of averages (lower is better)',
+            ('icl/metrics/eval_gauntlet/default_average/gold_bits_per_byte',),
+        ),
         Panel('Tasks', 'world', ('metrics/a/0-shot/Accuracy', 'metrics/b/5-shot/Accuracy')),
         Panel('Tasks', 'other tasks', ('metrics/c/0-shot/Accuracy',)),
         Panel('SCORE', 'mmlu_pro: accuracy', (f'{score}/prompt/accuracy', f'{score}/option_order/accuracy')),

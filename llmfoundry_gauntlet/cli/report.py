@@ -116,7 +116,8 @@ def compare(
         evaluations = read_runs(runs[0])
         if len(evaluations) == 1:
             raise ConfigError(f'{runs[0]}: holds one evaluation; name another run to compare it with')
-        printing.print_trends(comparison.trends(evaluations, metric=metric, allow_missing=allow_missing), form)
+        trends = comparison.trends(evaluations, metric=metric, allow_missing=allow_missing)
+        printing.print_trends(trends, metric, form)
         return
     first, *others = [read_run(find_results(folder)[-1][0]) for folder in runs]
     compared = [comparison.compare_runs(first, other, metric=metric, allow_missing=allow_missing) for other in others]

@@ -33,10 +33,10 @@ from llmfoundry_gauntlet.evaluation.inputs import (
     with_subsets,
 )
 from llmfoundry_gauntlet.metrics.alerts import Alert
-from llmfoundry_gauntlet.metrics.composites import compute_composites
+from llmfoundry_gauntlet.metrics.composites import compute_composites, compute_gold_bits
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.keys import ALERTS, metric_stream
-from llmfoundry_gauntlet.metrics.metrics import task_score
+from llmfoundry_gauntlet.metrics.metrics import GOLD_BITS_PER_BYTE, task_score
 from llmfoundry_gauntlet.scoring.code.execution import submit
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.tasks import Task
@@ -61,6 +61,7 @@ from llmfoundry_gauntlet.types import (
 
 log = logging.getLogger(__name__)
 
+NO_GOLD_BITS_PER_BYTE = Measure(value=None, reason=f'its type has no {GOLD_BITS_PER_BYTE}')
 WITHOUT_EFFECT = ('batch_size', 'pad_tok_id', 'metric_names', 'dataset_uri')  # keys that do not affect scores
 
 
@@ -96,6 +97,11 @@ class PreparedEvaluation:
     def generate_requests(self) -> list[GenerateRequest]:
         """Return the requests to generate, in item order."""
         return [item.request for item in self.items.values() if isinstance(item.request, GenerateRequest)]
+
+    @property
+    def num_items(self) -> int:
+        """Return the number of items that have a result in the end, generations without the right ones beside them."""
+        return sum(not key.is_gold for key in self.items)
 
     @property
     def num_questions(self) -> int:
@@ -439,16 +445,22 @@ def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Comp
     if data.suite.gauntlet is None:
         return None
     accuracies: dict[str, Measure] = {key: Measure(value=None, reason=why) for key, why in data.unsupported.items()}
+    bits = dict(accuracies)
     for key, score in scores.items():
         if not score.metrics:
             continue
-        accuracies[key] = score.accuracy
-        # A composite over part of a task's items would be no composite of the gauntlet.
-        if score.num_unscored and score.accuracy.value is not None:
-            reason = f'{score.num_unscored} of {plural(score.num_items, "item")} unscored'
-            accuracies[key] = Measure(value=None, reason=reason)
+        accuracies[key] = of_all_items(score, score.accuracy)
+        bits[key] = of_all_items(score, score.metrics.get(GOLD_BITS_PER_BYTE, NO_GOLD_BITS_PER_BYTE))
     sizes = {key: score.num_items for key, score in scores.items()}
-    return compute_composites(data.suite.gauntlet, accuracies, sizes, reference=data.settings.reference)
+    composites = compute_composites(data.suite.gauntlet, accuracies, sizes, reference=data.settings.reference)
+    return replace(composites, gold_bits=compute_gold_bits(data.suite.gauntlet, bits, sizes))
+
+
+def of_all_items(score: TaskScore, measure: Measure) -> Measure:
+    """Return a metric of a task for composites: over part of a task's items they would be none of the gauntlet."""
+    if not score.num_unscored or measure.value is None:
+        return measure
+    return Measure(value=None, reason=f'{score.num_unscored} of {plural(score.num_items, "item")} unscored')
 
 
 def gauntlet_version(data: EvaluationData, gauntlet: GauntletSpec) -> str:

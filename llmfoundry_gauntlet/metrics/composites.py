@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from llmfoundry_gauntlet.config.tasks import BenchmarkSpec, CategorySpec, GauntletSpec
 from llmfoundry_gauntlet.metrics.statistics import weighted_sum
@@ -28,6 +29,18 @@ def compute_composites(
     average = average_reference if reference else average_corrected
     averages = {name: average(members, categories) for name, members in gauntlet.named_averages.items()}
     return Composites(categories=categories, averages=averages)
+
+
+def compute_gold_bits(
+    gauntlet: GauntletSpec, bits: Mapping[str, Measure], num_items: Mapping[str, int]
+) -> dict[str, Measure]:
+    """Return the bits per byte of gold answers for each category and average, from those of each task.
+
+    Tasks have the weights that they have in the score. There is no chance to subtract from a loss, and an average over
+    some of its categories alone would be no average, whatever llm-foundry makes of accuracies.
+    """
+    plain = replace(gauntlet, subtract_random_baseline=False, rescale_accuracy=False)
+    return compute_composites(plain, bits, num_items, reference=False).by_name
 
 
 def category_score(

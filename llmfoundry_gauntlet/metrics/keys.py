@@ -14,6 +14,7 @@ from llmfoundry_gauntlet.types import Composites, Measure, TaskScore
 
 SCORE_PREFIX = 'icl/metrics/score'
 COMPOSITE_PREFIX = 'icl/metrics/eval_gauntlet'
+GOLD_BITS = 'gold_bits_per_byte'  # of a category or an average: a loss, so lower is better
 SECONDS = 'gauntlet/seconds'
 ITEMS = 'gauntlet/items'
 SHORTENED_ITEMS = 'gauntlet/shortened_items'
@@ -85,8 +86,11 @@ def task_values(score: TaskScore) -> Iterator[tuple[str, float | None]]:
 
 
 def composite_values(composites: Composites) -> Iterator[tuple[str, float | None]]:
-    """Yield key and value of every category score and average."""
-    for name, measure in composites.by_name.items():
+    """Yield key and value of every category score and average, then those of their gold answers' bits per byte."""
+    named = dict(composites.by_name)
+    for name, measure in composites.gold_bits.items():
+        named[f'{name}/{GOLD_BITS}'] = measure
+    for name, measure in named.items():
         yield f'{COMPOSITE_PREFIX}/{name}', measure.value
         yield f'{COMPOSITE_PREFIX}/{name}/standard_error', measure.standard_error
 

@@ -31,6 +31,7 @@ RENAMED = {'CutShare': 'TruncatedShare'}  # metrics by their earlier names, whic
 NUM_BINS = 10
 
 GOLD_BITS_PER_BYTE = 'GoldBitsPerByte'
+LOSSES = (GOLD_BITS_PER_BYTE, 'BrierScore', 'CalibrationError')  # the lower the better
 # Facts of an item that generates: the number of tokens of the right generation, or why its bits are not known.
 GOLD_TOKENS, NO_GOLD_BITS = 'gold_tokens', 'no_gold_bits_per_byte'
 NOT_MEASURED = 'the row has no gold answer, or the generation is from elsewhere, without the likelihood of one'

@@ -24,6 +24,7 @@ from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_
 from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError, as_given, describe, naming
 from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version, plain_text
 from llmfoundry_gauntlet.metrics.consistency import OverPrompts, PerturbationScore
+from llmfoundry_gauntlet.metrics.keys import GOLD_BITS
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.metrics.statistics import interval, variance_shares
 from llmfoundry_gauntlet.results.samples import SAMPLES, sample_lines, samples_file
@@ -258,6 +259,7 @@ def composites_record(evaluation: Evaluation) -> dict[str, Any] | None:
         'version': gauntlet_version(evaluation.data, gauntlet),
         'categories': {name: composite_record(measure) for name, measure in composites.categories.items()},
         'averages': {name: composite_record(measure) for name, measure in composites.averages.items()},
+        GOLD_BITS: {name: composite_record(measure) for name, measure in composites.gold_bits.items()},
         'gauntlet': asdict(gauntlet),
     }
 

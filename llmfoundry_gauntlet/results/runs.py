@@ -21,6 +21,7 @@ from llmfoundry_gauntlet.errors import ConfigError, Problems, RecordError, plura
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import Evaluation, Scores, summarize
 from llmfoundry_gauntlet.evaluation.suite import Suite, decode_task
+from llmfoundry_gauntlet.metrics.keys import GOLD_BITS
 from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_results, results_record
 from llmfoundry_gauntlet.results.journal import Finished
 from llmfoundry_gauntlet.results.report.scores import (
@@ -109,11 +110,15 @@ class Run(Scores):
     def headline(self) -> dict[tuple[str, str], ScoreRow]:
         """Return the main scores by kind and name.
 
-        These are the accuracy of each task, categories, averages, and accuracy and consistency of SCORE.
+        These are the accuracy of each task, categories, averages, the bits per byte of the gold answers of both, and
+        accuracy and consistency of SCORE.
         """
         scores: dict[tuple[str, str], ScoreRow] = {}
         for row in self.rows:
             if row.part is not None:
+                continue
+            if row.metric == GOLD_BITS:
+                scores[GOLD_BITS, row.name] = row
                 continue
             if row.kind != 'perturbation':
                 scores.setdefault((row.kind, row.name), row)  # a task's first number is its accuracy

@@ -138,7 +138,7 @@ class Gauntlet:
         log.info(
             'gauntlet: %s, %s; max_seq_len %d',
             plural(len(prepared.tasks), 'task'),
-            plural(len(prepared.items), 'item'),
+            plural(prepared.num_items, 'item'),
             prepared.max_seq_len,
         )
 

@@ -20,7 +20,7 @@ import numpy as np
 from packaging.requirements import Requirement
 
 from llmfoundry_gauntlet.errors import Caught, plural
-from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, SCORE_PREFIX, SECONDS
+from llmfoundry_gauntlet.metrics.keys import BATCH, COMPOSITE_PREFIX, GOLD_BITS, SCORE_PREFIX, SECONDS
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -57,7 +57,8 @@ OURS = BATCH.partition('/')[0]
 # Charts of TensorBoard's Custom Scalars; metric keys are regular expressions.
 TENSORBOARD_CHARTS: dict[str, dict[str, list[Any]]] = {
     'gauntlet': {
-        'composites': ['Multiline', [rf'^{COMPOSITE_PREFIX}/(?!.*/standard_error$).*$']],
+        'composites': ['Multiline', [rf'^{COMPOSITE_PREFIX}/(?!.*/(standard_error|{GOLD_BITS})$).*$']],
+        'gold bits per byte (lower is better)': ['Multiline', [rf'^{COMPOSITE_PREFIX}/.*/{GOLD_BITS}$']],
         'accuracy of tasks': ['Multiline', [r'^metrics/[^/]+/\d+-shot/InContextLearning[^/]*$']],
         'seconds': ['Multiline', [rf'^{SECONDS}$']],
     },

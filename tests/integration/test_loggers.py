@@ -138,9 +138,11 @@ def test_tensorboard_has_charts_of_existing_keys(trained):
     patterns = logged.tensorboard_charts(folder)
 
     charts = {name: {key for key in keys if re.fullmatch(pattern, key)} for name, pattern in patterns.items()}
-    assert list(charts) == ['gauntlet: composites', 'gauntlet: accuracy of tasks', 'gauntlet: seconds']
+    gold_bits = 'gauntlet: gold bits per byte (lower is better)'
+    assert list(charts) == ['gauntlet: composites', gold_bits, 'gauntlet: accuracy of tasks', 'gauntlet: seconds']
     composites = {f'icl/metrics/eval_gauntlet/{name}' for name in ('all', 'default_average')}
     assert charts['gauntlet: composites'] == composites
+    assert charts[gold_bits] == {f'{key}/gold_bits_per_byte' for key in composites}
     assert len(charts['gauntlet: accuracy of tasks']) == 7
     assert charts['gauntlet: seconds'] == {'gauntlet/seconds'}
 

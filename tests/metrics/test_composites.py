@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from clustered_items import METRIC, credits_of, item, usual_error
 
 from llmfoundry_gauntlet.evaluation.suite import load_suite
-from llmfoundry_gauntlet.metrics.composites import compute_composites
+from llmfoundry_gauntlet.metrics.composites import compute_composites, compute_gold_bits
 from llmfoundry_gauntlet.metrics.keys import metric_stream
-from llmfoundry_gauntlet.metrics.metrics import accuracy, item_metric, task_score
+from llmfoundry_gauntlet.metrics.metrics import accuracy, gold_bits_of_generations, item_metric, task_score
 from llmfoundry_gauntlet.types import Composites, Measure
 
 CREDITS = {
@@ -94,6 +95,68 @@ def test_without_rescaling_errors_are_those_of_accuracies(subtract: bool):
 
     assert errors['knowledge'] == pytest.approx(math.hypot(A, B) / 2, rel=1e-14)
     assert errors['safety'] == pytest.approx(C, rel=1e-14)
+
+
+# Bits per byte of gold answers: a loss.
+
+BITS = {
+    'a/0-shot': [1.0, 2.0, 3.0],
+    'b/3-shot': [0.5, 0.75],
+    'c/0-shot': [4.0, 4.0, 5.0, 7.0],
+}
+
+
+def bits_of(task: str, bits: list[float]) -> Measure:
+    """Return the measure of a task that generates."""
+    results = [item(row, 0.0, task=task, metrics={'GoldBitsPerByte': value}) for row, value in enumerate(bits)]
+    return task_score(task, [gold_bits_of_generations()], results).accuracy
+
+
+def gold_bits(measures: Mapping[str, Measure], **keys: Any) -> dict[str, Measure]:
+    block = gauntlet([benchmark('a', 0.25), benchmark('b')], [benchmark('c', 0.5)])
+    return compute_gold_bits(load_suite(None, {**block, **keys}).gauntlet, measures, SIZES)
+
+
+@pytest.mark.parametrize(('weighting', 'a', 'b'), WEIGHTINGS)
+def test_gold_bits_are_weighted_means_without_chance(weighting, a, b):
+    """Mutation: chance is subtracted, or the sign is turned."""
+    computed = gold_bits({task: bits_of(task, bits) for task, bits in BITS.items()}, weighting=weighting)
+
+    knowledge = (2.0 * a + 0.625 * b) / (a + b)
+    expected = {'knowledge': knowledge, 'safety': 5.0, 'core': (knowledge + 5.0) / 2, 'half': knowledge}
+    assert {name: measure.value for name, measure in computed.items()} == pytest.approx(expected)
+    # The error of a mean is s / sqrt(n): 1 / sqrt(3), sqrt(1 / 32) / sqrt(2) and sqrt(2) / 2.
+    of_knowledge = math.hypot(a / math.sqrt(3), b / 8) / (a + b)
+    errors = {name: measure.standard_error for name, measure in computed.items()}
+    assert errors['knowledge'] == pytest.approx(of_knowledge)
+    assert errors['safety'] == pytest.approx(math.sqrt(2) / 2)
+    assert errors['core'] == pytest.approx(math.hypot(of_knowledge, math.sqrt(2) / 2) / 2)
+
+
+def test_gold_bits_over_a_task_that_lacks_them_have_a_reason():
+    measures = {task: bits_of(task, bits) for task, bits in BITS.items()}
+
+    computed = gold_bits({**measures, 'b/3-shot': Measure(value=None, reason='its type has no GoldBitsPerByte')})
+
+    reason = 'benchmarks without a score: b/3-shot (its type has no GoldBitsPerByte)'
+    assert computed['knowledge'].reason == reason
+    assert computed['core'].reason == 'categories without a score: knowledge'
+    assert computed['safety'].value == pytest.approx(5.0)
+
+
+def test_gold_bits_have_keys_of_their_own_in_the_metric_stream():
+    measures = {task: bits_of(task, bits) for task, bits in BITS.items()}
+    of_accuracies = composites(SCORED)
+    both = replace(of_accuracies, gold_bits=gold_bits(measures))
+
+    stream = metric_stream({}, both, {}, {}, ['composites', 'errors'])
+
+    prefix = 'icl/metrics/eval_gauntlet'
+    assert stream[f'{prefix}/safety/gold_bits_per_byte'] == pytest.approx(5.0)
+    assert stream[f'{prefix}/safety/gold_bits_per_byte/standard_error'] == pytest.approx(math.sqrt(2) / 2)
+    # The other keys are as without them.
+    others = {key: value for key, value in stream.items() if 'gold_bits_per_byte' not in key}
+    assert others == metric_stream({}, of_accuracies, {}, {}, ['composites', 'errors'])
 
 
 def test_averages_are_over_all_categories_by_default():

@@ -12,10 +12,12 @@ import fake_model
 import numpy as np
 import pytest
 from character_tokenizer import CharacterTokenizer
+from clustered_items import item
 
 from llmfoundry_gauntlet.config.settings import decode_settings
 from llmfoundry_gauntlet.evaluation.inputs import load_data
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation, conclude, plan_evaluation, prepare_evaluation
+from llmfoundry_gauntlet.metrics.metrics import compute_metric, gold_bits_of_generations
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.types import Generation, ItemKey, Measure, Output, ScoreOutput
 
@@ -188,6 +190,17 @@ def test_a_programs_white_space_counts(prepared):
     # Scored once, and known of each sample.
     assert [result.metrics['GoldBitsPerByte'] for result in results] == [1.0, 1.0]
     assert bits(metrics['GoldBitsPerByte']) == 1.0
+
+
+def test_a_problem_counts_once_however_many_of_its_programs_are_scored():
+    """Mutation: the mean is over programs."""
+    values = [(0, 0, 1.0), (0, 1, 1.0), (0, 2, 1.0), (1, 2, 3.0)]
+    results = [item(row, 0.0, sample=sample, metrics={'GoldBitsPerByte': value}) for row, sample, value in values]
+
+    measure = compute_metric(gold_bits_of_generations(), results)
+
+    assert bits(measure) == 2.0
+    assert measure.standard_error == pytest.approx(1.0)  # of 1 and 3
 
 
 def test_the_bits_are_those_of_the_model_in_any_layout(prepared):

@@ -18,7 +18,7 @@ from llmfoundry_gauntlet.config.tasks import SETTINGS
 from llmfoundry_gauntlet.evaluation.suite import load_suite
 from llmfoundry_gauntlet.tasks import prepare
 from llmfoundry_gauntlet.tasks.encode import PROMPTS_VERSION, Encoder
-from llmfoundry_gauntlet.tasks.generation import OpenQuestion
+from llmfoundry_gauntlet.tasks.generation import GenerationTask, OpenQuestion
 from llmfoundry_gauntlet.tasks.items import Preparation
 from llmfoundry_gauntlet.tasks.language_modeling import Passage
 from llmfoundry_gauntlet.tasks.multiple_choice import Choices, MultipleChoiceTask
@@ -213,6 +213,18 @@ def test_changed_code_of_a_task_type_is_another_cache_entry(monkeypatch):
     monkeypatch.setattr(MultipleChoiceTask, 'shot', lambda task, content, first: shot(task, content, first).upper())
 
     assert cache_name(preparation_of()) != name
+
+
+def test_another_right_generation_is_another_cache_entry(monkeypatch):
+    kind = 'generation_task_with_answers'
+
+    def name() -> str:
+        return cache_name(preparation_of(KINDS[kind], icl_task_type=kind, has_categories=False))
+
+    before = name()
+    monkeypatch.setattr(GenerationTask, 'gold_text', lambda task, content: 'another')
+
+    assert name() != before
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from llmfoundry_gauntlet.metrics.comparison import (
     trend,
 )
 from llmfoundry_gauntlet.metrics.consistency import NO_ITEMS, PerturbationScore
-from llmfoundry_gauntlet.metrics.metrics import RENAMED
+from llmfoundry_gauntlet.metrics.metrics import GOLD_BITS_PER_BYTE, RENAMED
 from llmfoundry_gauntlet.metrics.prompt_effects import PromptEffects, effects_of_difference, over_prompts
 from llmfoundry_gauntlet.results.report.scores import tasks_of_composites
 from llmfoundry_gauntlet.results.runs import Run
@@ -218,7 +218,7 @@ def measured(
     with Comparer() as comparer:
         evaluations = [rescored(run, runs, common, comparer, allow_missing=allow_missing) for run in runs]
     names = metric_names(evaluations[0].tasks, common, metric)
-    of_runs = [measures(evaluation, names, common, with_others=metric is None) for evaluation in evaluations]
+    of_runs = [measures(evaluation, names, common, metric=metric) for evaluation in evaluations]
     return evaluations, common, of_runs
 
 
@@ -274,9 +274,12 @@ def without_partial_averages(evaluation: Evaluation, left_out: set[str]) -> Eval
 
 
 def measures(
-    evaluation: Evaluation, names: Mapping[str, str], common: Mapping[str, CommonItems], *, with_others: bool
+    evaluation: Evaluation, names: Mapping[str, str], common: Mapping[str, CommonItems], *, metric: str | None
 ) -> dict[str, dict[str, Measure]]:
-    """Return a metric of each task, and `with_others` composites and SCORE's accuracy and consistency, by group."""
+    """Return a metric of each task by group, the given one or the accuracy, with the composites that there are of it.
+
+    The accuracy is beside SCORE's accuracy and consistency.
+    """
     tasks: dict[str, Measure] = {}
     for key, name in names.items():
         reason = common[key].reason
@@ -284,10 +287,14 @@ def measures(
             tasks[key] = evaluation.scores[key].metrics[name]
         else:
             tasks[key] = Measure(value=None, reason=reason)
-    if not with_others:
-        return {'tasks': tasks, 'composites': {}, 'score': {}}
+    if metric is not None:
+        composites = evaluation.composites
+        gold_bits: dict[str, Measure] = {}
+        if metric == GOLD_BITS_PER_BYTE and composites is not None:
+            gold_bits = dict(composites.gold_bits)
+        return {'tasks': tasks, 'composites': gold_bits, 'score': {}}
 
-    composites = {} if evaluation.composites is None else dict(evaluation.composites.by_name)
+    by_name = {} if evaluation.composites is None else dict(evaluation.composites.by_name)
     score: dict[str, Measure] = {}
     for name, of_perturbation in perturbations(evaluation):
         for metric in SCORED:
@@ -295,7 +302,7 @@ def measures(
             if measure.reason == NO_ITEMS:
                 measure = replace(measure, reason=NO_COMMON_ITEM)
             score[f'{name} {metric}'] = measure
-    return {'tasks': tasks, 'composites': composites, 'score': score}
+    return {'tasks': tasks, 'composites': by_name, 'score': score}
 
 
 def perturbations(evaluation: Evaluation) -> Iterator[tuple[str, PerturbationScore]]:

@@ -11,6 +11,8 @@ from typing import Any
 from llmfoundry_gauntlet.errors import UnwrittenError, duration, listed, plural
 from llmfoundry_gauntlet.evaluation.estimate import Estimate
 from llmfoundry_gauntlet.metrics.comparison import LEVEL, Difference, p_value
+from llmfoundry_gauntlet.metrics.keys import GOLD_BITS
+from llmfoundry_gauntlet.metrics.metrics import GOLD_BITS_PER_BYTE, LOSSES
 from llmfoundry_gauntlet.metrics.statistics import variance_shares, weighted_sum
 from llmfoundry_gauntlet.results.files import RESULTS, composite_record, measure_record
 from llmfoundry_gauntlet.results.report.comparison import Comparison, Trends
@@ -61,6 +63,9 @@ ERRORS_OVER_PROMPTS = 'standard errors over questions and prompts'
 NO_ERROR = 'no standard error, which takes two questions scored independently'
 ALIKE = 'no standard error, as all items have the same value'
 NO_COMPOSITE = 'composites over tasks without a score are absent'
+GOLD_BITS_HEADING = f'{GOLD_BITS} (lower is better)'
+BITS_PER_BYTE = 'bits/byte'
+NO_GOLD_BITS = f'{GOLD_BITS} over tasks without {GOLD_BITS_PER_BYTE} is absent'
 NO_DIFFERENCE = 'no error, as every item changed alike or not at all'
 SIGNED = '{:+.3f}'.format
 TARGETS_LEGEND = (
@@ -113,7 +118,7 @@ def totals(evaluation: Run) -> str:
 
 
 def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None, *, with_errors: bool) -> Table:
-    """Return the tasks by category, then averages and SCORE, with a column per evaluation.
+    """Return the tasks by category, then averages, their gold answers' bits and SCORE, with a column per evaluation.
 
     The accuracy of guessing is shown beside accuracies, and for a single evaluation that of the majority class beside
     tasks. Scores that no evaluation has are not in the table but in its notes.
@@ -138,13 +143,19 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
             tasks.append(rows['category'].get(category) or heading(category))
         tasks += members
     averages = [row for row in rows['average'].values() if row is not None]
+    gold_bits = gold_bits_rows(rows)
     score = [row for row in rows['perturbation'].values() if row is not None]
 
     banner = origin_banner(evaluations)
     return Table(
         title=f'{TITLE} ({banner})' if banner else TITLE,
         columns=columns,
-        parts=[tasks, averages, [heading('SCORE'), *score] if score else []],
+        parts=[
+            tasks,
+            averages,
+            [heading(GOLD_BITS_HEADING), *gold_bits] if gold_bits else [],
+            [heading('SCORE'), *score] if score else [],
+        ],
         notes=[
             *score_notes(evaluations),
             *consistency_notes(evaluations),
@@ -152,6 +163,26 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
             *absences(headline_cells(evaluations)),
         ],
     )
+
+
+def gold_bits_rows(rows: Mapping[str, Mapping[str, TableRow | None]]) -> list[TableRow]:
+    """Return the rows of gold answers' bits per byte, under names that no score has."""
+    return [replace(row, name=f'{name} {BITS_PER_BYTE}') for name, row in rows[GOLD_BITS].items() if row is not None]
+
+
+def gold_bits_table(evaluations: Sequence[Run], names: Sequence[str]) -> Table | None:
+    """Return the bits per byte of gold answers with a column per evaluation, for which there are names; None without.
+
+    It has an axis of its own, from 0 to the highest end of an interval.
+    """
+    rows = gold_bits_rows(rows_by_kind(evaluations))
+    if not rows:
+        return None
+    shown = [replace(row, cells=row.cells[: len(evaluations)], is_indented=False) for row in rows]
+    columns = [Column(name, with_error=True) for name in names]
+    scores = [cell for row in shown for cell in row.cells if isinstance(cell, ScoreRow)]
+    highest = max(score.high or score.value or 0.0 for score in scores)
+    return Table(title=GOLD_BITS_HEADING, columns=columns, parts=[shown], domain=(0.0, highest))
 
 
 def first_categories(evaluations: Sequence[Run]) -> dict[str, str]:
@@ -185,7 +216,7 @@ def rows_by_kind(evaluations: Sequence[Run]) -> dict[str, dict[str, TableRow | N
             name=name,
             cells=cells,
             is_bold=kind in ('category', 'average'),
-            is_indented=kind == 'perturbation' or (is_task and has_categories),
+            is_indented=kind in ('perturbation', GOLD_BITS) or (is_task and has_categories),
             mark=SHORTENED if is_task and name in shortened else '',
             note=shortened.get(name, '') if is_task else '',
         )
@@ -303,6 +334,8 @@ def headline_cells(evaluations: Sequence[Run]) -> Iterator[tuple[str, ScoreRow]]
             yield name, row
         elif kind in ('category', 'average'):
             yield name, replace(row, reason=NO_COMPOSITE)
+        elif kind == GOLD_BITS:
+            yield name, replace(row, reason=NO_GOLD_BITS)
         elif kind == 'perturbation':
             yield score_name(row), row
         else:
@@ -424,10 +457,15 @@ def difference_table(
         title=f'{metric or "accuracy"}: {names[1]} {MINUS} {names[0]}',
         columns=columns,
         parts=parts,
-        legend=LEGEND,
+        legend=[*losses_in_legend(metric), *LEGEND],
         notes=[*notes, *share_notes(shares), *differences_over_prompts(comparison)],
         warnings=comparison.warnings,
     )
+
+
+def losses_in_legend(metric: str | None) -> list[str]:
+    """Return a line that says which differences are improvements, if the metric is a loss."""
+    return [f'{metric} is a loss: a negative difference is an improvement'] if metric in LOSSES else []
 
 
 def share_notes(shares: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -508,7 +546,7 @@ def difference_record(compared: Difference, record_of: Callable[[Measure], dict[
     return {**record, **{key: getattr(compared, key) for key in DIFFERENCE_KEYS}}
 
 
-def print_trends(trends: Trends, form: str = 'table') -> None:
+def print_trends(trends: Trends, metric: str | None = None, form: str = 'table') -> None:
     """Print the trend of each score over the checkpoints of a run, as a table or as 'markdown', 'csv' or 'json'.
 
     With CSV and JSON, slopes are per batch.
@@ -521,10 +559,10 @@ def print_trends(trends: Trends, form: str = 'table') -> None:
             'signal_to_noise': trend.signal_to_noise,
         }
     rows = [{'name': name, **flat(record)} for name, record in records.items()]
-    print_tables(form, [trends_table(trends)], rows, records)
+    print_tables(form, [trends_table(trends, metric)], rows, records)
 
 
-def trends_table(trends: Trends) -> Table:
+def trends_table(trends: Trends, metric: str | None = None) -> Table:
     """Return a row for each score, the steepest first."""
     first, last = trends.batches[0], trends.batches[-1]
     unit = min(BATCHES, last - first)  # no slope beyond the batches that were seen
@@ -547,7 +585,7 @@ def trends_table(trends: Trends) -> Table:
             Column('signal/noise', '{:+.1f}'.format, absent=''),
         ],
         parts=[by_size(tasks, 0), by_size(composites, 0)],
-        legend=TREND_LEGEND,
+        legend=[*losses_in_legend(metric), *TREND_LEGEND],
         notes=absences((name, trend.slope) for name, trend in trends.trends.items()),
         warnings=trends.warnings,
     )

@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.config.yaml import decode
 from llmfoundry_gauntlet.errors import Problems, join
+from llmfoundry_gauntlet.metrics.keys import GOLD_BITS
 from llmfoundry_gauntlet.metrics.statistics import NORMAL_QUANTILE
 from llmfoundry_gauntlet.results.token_limits import TokenLimitRecord
 
 COMPOSITE = 'Composite'  # the metric of categories and averages
 ORIGINS = ('sample', 'unofficial', 'own', 'published')  # of data; the first say most about what a score is worth
-KINDS = ('task', 'category', 'average', 'perturbation')
+KINDS = ('task', 'category', 'average', GOLD_BITS, 'perturbation')  # of headline scores
 MAJORITY = 'MajorityClass'
 NO_METRICS = 'its type has no accuracy'
 OF_GUESSING = ('accuracy', 'accuracy_mean', 'accuracy_by_variant')  # of SCORE, whose value for guesses is chance
@@ -118,6 +119,7 @@ class CompositesRecord:
     categories: dict[str, MeasureRecord]
     averages: dict[str, MeasureRecord]
     gauntlet: GauntletSpec
+    gold_bits_per_byte: dict[str, MeasureRecord] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +198,11 @@ def composite_rows(results: ResultsRecord) -> Iterator[dict[str, Any]]:
         for name, measure in group.items():
             origins = {results.tasks[key].data_origin for key in tasks.get(name, ()) if key in results.tasks}
             data_origin = next((origin for origin in ORIGINS if origin in origins), None)
-            row = {'kind': kind, 'name': name, 'metric': COMPOSITE, 'data_origin': data_origin}
-            yield {**row, **measure.columns(most=1.0)}
+            row = {'kind': kind, 'name': name, 'data_origin': data_origin}
+            yield {**row, 'metric': COMPOSITE, **measure.columns(most=1.0)}
+            bits = composites.gold_bits_per_byte.get(name)
+            if bits is not None:  # older records have none
+                yield {**row, 'metric': GOLD_BITS, **bits.columns(least=0.0)}
 
 
 def tasks_of_composites(gauntlet: GauntletSpec) -> dict[str, list[str]]:

@@ -14,11 +14,15 @@ from typing import Any
 from llmfoundry_gauntlet.config.tasks import GauntletSpec
 from llmfoundry_gauntlet.errors import RecordError, listed
 from llmfoundry_gauntlet.metrics.comparison import Difference
+from llmfoundry_gauntlet.metrics.keys import GOLD_BITS
 from llmfoundry_gauntlet.results.report.comparison import Comparison, compare_runs, corrected
 from llmfoundry_gauntlet.results.report.printing import (
+    BITS_PER_BYTE,
     CLEAR,
+    GOLD_BITS_HEADING,
     OTHER_TASKS,
     difference_table,
+    gold_bits_table,
     scores_table,
     share_notes,
 )
@@ -87,7 +91,10 @@ def make_sections(runs: Sequence[RunSeries]) -> list[Section]:
 
 
 def curves_section(runs: Sequence[RunSeries]) -> Section:
-    """Return the learning curves of averages and categories, and the training loss, with one axis."""
+    """Return the learning curves of averages and categories, and the training loss, with one axis.
+
+    The bits per byte of gold answers follow, of averages alone.
+    """
     losses = [row for run in runs for row in loss_rows(run)]
     rows = [*headline_rows(runs, 'average'), *losses, *headline_rows(runs, 'category')]
     charts = curves(rows, baseline=0.0 if is_rescaled(runs) else None)
@@ -97,7 +104,11 @@ def curves_section(runs: Sequence[RunSeries]) -> Section:
     notes = [f'{composite_note(runs)} Bands are 95 % intervals over items.']
     if losses:
         notes.append('The training loss at an evaluation is its mean over the batches since the evaluation before.')
-    return Section(name='curves', title='Learning curves', notes=notes, charts={'': charts})
+    # On axes of their own: bits are no shares.
+    of_averages = [row for row in headline_rows(runs, GOLD_BITS) if row.kind == 'average']
+    gold_bits = curves([replace(row, name=f'{row.name} {BITS_PER_BYTE}') for row in of_averages])
+    all_charts = {'': charts, GOLD_BITS_HEADING: gold_bits} if gold_bits else {'': charts}
+    return Section(name='curves', title='Learning curves', notes=notes, charts=all_charts)
 
 
 def tasks_section(runs: Sequence[RunSeries]) -> Section:
@@ -142,7 +153,7 @@ def headline_rows(runs: Sequence[RunSeries], kind: str) -> list[ScoreRow]:
     rows = []
     for run in runs:
         for evaluation in run.evaluations:
-            of_kind = [row for row in evaluation.headline.values() if row.kind == kind]
+            of_kind = [row for (kind_of_row, _), row in evaluation.headline.items() if kind_of_row == kind]
             rows += [replace(row, run=run.name) for row in of_kind]
     return rows
 
@@ -206,6 +217,10 @@ def scores_section(runs: Sequence[RunSeries]) -> Section:
     else:
         table = scores_table(evaluations, [run.name for run in runs], with_errors=True)
 
+    # Bits per byte have a table of their own, as they have no place on the axis of shares.
+    gold_bits = gold_bits_table(evaluations, [column.name for column in table.columns[: len(evaluations)]])
+    table = replace(table, parts=[part for part in table.parts if not part or part[0].name != GOLD_BITS_HEADING])
+
     # The axis of the intervals begins at 0, or below for composites worse than chance.
     intervals = [ends_of(cell) for row in table.rows for cell in row.cells]
     lows = [ends[0] for ends in intervals if ends is not None]
@@ -213,7 +228,10 @@ def scores_section(runs: Sequence[RunSeries]) -> Section:
         name='scores',
         title=title,
         notes=[f'{composite_note(runs)} The bars are 95 % intervals, the ticks chance.'],
-        tables=[replace(table, title=title, domain=(min([0.0, *lows]), 1.0))],
+        tables=[
+            replace(table, title=title, domain=(min([0.0, *lows]), 1.0)),
+            *([] if gold_bits is None else [gold_bits]),
+        ],
     )
 
 

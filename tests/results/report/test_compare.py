@@ -21,6 +21,7 @@ from paired_estimates import (
 )
 from recorded_runs import (
     AGIEVAL,
+    AVERAGES,
     BASELINES,
     CATEGORIES,
     CHOICES,
@@ -246,10 +247,27 @@ def test_another_metric_is_compared_for_tasks_that_have_it(compared, gauntlet, r
 
     # Of answers from elsewhere no gold answer was scored.
     assert 'the generation is from elsewhere' in comparison['tasks'].pop(RIDDLES)['difference']['reason']
-    check_differences(comparison['tasks'], expected, num_groups=1)
-    assert comparison['composites'] == comparison['score'] == {}
+    check_differences(comparison['tasks'], expected, num_groups=2)
+    assert comparison['score'] == {}
     assert out.startswith('GoldBitsPerByte: ')
     assert {*rows_of_table(out)} & {*ROWS} == {*keys}
+    assert 'GoldBitsPerByte is a loss: a negative difference is an improvement' in out
+
+
+def test_gold_bits_of_categories_are_compared_without_chance(compared, runs: dict[str, Path]):
+    """Mutations: chance scales them as it does accuracies; the sign is turned."""
+    members = CATEGORIES['rest']
+    tasks = [paired(key, runs['a'], runs['b'], bits_per_byte(key)) for key in members]
+    num_items = sum(SIZES[key] for key in members)
+    rest = combined(tasks, [SIZES[key] / num_items for key in members])
+
+    (comparison,) = compared(runs['a'], runs['b'], '--metric', 'GoldBitsPerByte')
+
+    assert list(comparison['composites']) == [*CATEGORIES, *AVERAGES]
+    check_differences({'rest': comparison['composites']['rest']}, {'rest': rest}, num_groups=2)
+    # Riddles, which are in reading, have answers from elsewhere.
+    for name in ('reading', *AVERAGES):
+        assert comparison['composites'][name]['difference']['reason'].endswith((')', 'reading'))
 
 
 def test_a_metric_that_no_item_has_is_absent_with_its_reason(compared, gauntlet, runs: dict[str, Path]):

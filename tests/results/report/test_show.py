@@ -83,6 +83,7 @@ def numbers_of(record: dict[str, Any]) -> dict[tuple[str, str, str, str], dict[s
     for kind, group in (('category', 'categories'), ('average', 'averages')):
         for name, measure in record['composites'][group].items():
             measures[kind, name, '', 'Composite'] = measure
+            measures[kind, name, '', 'gold_bits_per_byte'] = record['composites']['gold_bits_per_byte'][name]
     for key, task in record['tasks'].items():
         for part, score in {'': task, **task.get('categories', {})}.items():
             for metric, measure in score['metrics'].items():
@@ -203,8 +204,11 @@ def test_markdown_has_errors_beside_values_and_composites_at_the_beginning(shown
 
     assert rows.pop('') == ['a', 'error', 'chance', 'majority']
     names = [name.strip('*') for name in rows]
-    assert names[:9] == [*AVERAGES, *GROUPED, 'SCORE']
-    assert [name.strip('*') for name in rows if name[0] == '*'] == [*AVERAGES, 'reading', 'rest', 'SCORE']
+    bits = 'gold_bits_per_byte (lower is better)'
+    assert names[:11] == [*AVERAGES, *GROUPED, bits, 'rest bits/byte', 'SCORE']
+    assert [name.strip('*') for name in rows if name[0] == '*'] == [*AVERAGES, 'reading', 'rest', bits, 'SCORE']
+    # The answers to riddles are from elsewhere, so that reading and both averages have no bits.
+    assert rows['rest bits/byte'] == [*formatted(record['composites']['gold_bits_per_byte']['rest']), '', '']
     for name in ('reading', 'rest'):
         assert rows[f'**{name}**'] == [*formatted(record['composites']['categories'][name]), '', '']
     for key in ROWS:
