@@ -210,9 +210,9 @@ class NotCausal(ValueError):
     """Raised for a model whose logits depend on later tokens."""
 
 
-def build(name: str, attention: str | None = None) -> Any:
-    """Return a tiny random model of a type, with eager or its default attention."""
-    config = AutoConfig.for_model(name, **settings_of(AutoConfig.for_model(name), name))
+def build(name: str, attention: str | None = None, **more: Any) -> Any:
+    """Return a tiny random model of a type, with eager or its default attention, and with further settings."""
+    config = AutoConfig.for_model(name, **{**settings_of(AutoConfig.for_model(name), name), **more})
     with torch.device('meta'):
         empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention)
     num_parameters = sum(parameter.numel() for parameter in empty.parameters())
