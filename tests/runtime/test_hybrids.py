@@ -90,13 +90,14 @@ def test_a_subset_in_a_time_budget_has_the_items_of_the_whole(name: str, tmp_pat
     network = hybrid(name)
     whole = items_of(Gauntlet(**settings).evaluate(network, tiny.tokenizer()))
 
-    gauntlet = Gauntlet(**settings, time_budget='1h')
+    settings['time_budget'] = '1h'
+    gauntlet = Gauntlet(**settings)
     assert items_of(gauntlet.evaluate(network, tiny.tokenizer())) == whole  # there is time for all
 
-    later_job = Gauntlet(**settings)
-    later_job.prepare(network, tiny.tokenizer())
+    later_job, tokenizer = Gauntlet(**settings), tiny.tokenizer()
+    later_job.prepare(network, tokenizer)
     later_job.use_subset({task: min(size, 3) for task, size in (gauntlet.sizes or {}).items()})
-    subset = items_of(later_job.evaluate(network, tiny.tokenizer()))
+    subset = items_of(later_job.evaluate(network, tokenizer))
     assert 0 < len(subset) < len(whole)
     assert {key: predicted(whole[key]) for key in subset} == {key: predicted(item) for key, item in subset.items()}
 
