@@ -389,7 +389,6 @@ class CachedAttention:
         """Write the next layer's keys and values to the cache; return its attention output."""
         keys, values = self.cache.update(key, value, self.next_layer)
         self.next_layer += 1
-        keys, values = for_each_head(query, keys, values)
         scale = rule.scale(query)
         mask = self.seen[:, None]  # of all heads
         if rule.window is not None:
@@ -400,8 +399,17 @@ class CachedAttention:
         if self.key_bias is not None and self.bias is None:
             by_position = self.key_bias(len(self.columns), query)  # [heads, positions]
             self.bias = by_position[:, self.positions].transpose(0, 1)[:, :, None]
-        if rule.softcap or rule.sinks is not None or self.bias is not None:
-            output = dense(query, keys, values, mask, rule, self.bias)
-        else:
+        is_plain = not rule.softcap and rule.sinks is None and self.bias is None
+        if is_plain and query.shape[2] == 1:
+            # The heads that share keys and values are queries of one head: a copy for each would take most of a step.
+            slots, heads, _, width = query.shape
+            of_groups = query.reshape(slots, keys.shape[1], -1, width)
+            output = torch_attention(of_groups, keys, values, attn_mask=mask, scale=scale)
+            output = output.reshape(slots, heads, 1, -1)
+        elif is_plain:
+            keys, values = for_each_head(query, keys, values)
             output = torch_attention(query, keys, values, attn_mask=mask, scale=scale)
+        else:
+            keys, values = for_each_head(query, keys, values)
+            output = dense(query, keys, values, mask, rule, self.bias)
         return output.transpose(1, 2)
