@@ -440,23 +440,86 @@ def batch_of_rows(requests: Sequence[ScoreRequest], padded_to: int = 0) -> Batch
 
 def plan_forks(scorable: Sequence[ScoreRequest], tokens_per_batch: int, states: RowStates) -> list[Batch]:
     """Return batches in which what rows share runs before them, or of whole rows where that is less work."""
-    least_saved = LEAST_SAVED_BY_PREFIX * tokens_per_batch
+    ordered = sort_requests(scorable)
     without_prefix: list[_MeasuredRequest] = []
     after_prefixes: list[Batch] = []
-    each_alone = [[measured] for measured in sort_requests(scorable)]
-    for family in families(each_alone):
-        members = family.requests
-        num_after = sum(measured.num_tokens - family.prefix for measured in members)
-        is_small = num_after < LEAST_AFTER_PREFIX * tokens_per_batch
-        if is_small or not is_worth_caching(family, least_saved):
-            without_prefix += members
-            continue
+    end = 0  # of the requests that were planned
+    for family in prefix_families(ordered, tokens_per_batch):
+        without_prefix += ordered[end : family.begin]
+        end = family.end
+        members = ordered[family.begin : family.end]
         # One array for all batches: they are recognized as following one prefix by its identity.
         prefix = np.ascontiguousarray(members[0].request.contexts[0][: family.prefix])
         trees = grow_forks(members, tokens_per_batch, states, len(prefix))
         after_prefixes += pack_forks(trees, tokens_per_batch, states, prefix)
+    without_prefix += ordered[end:]
     trees = grow_forks(without_prefix, tokens_per_batch, states)
     return [*pack_forks(trees, tokens_per_batch, states), *after_prefixes]
+
+
+class _PrefixFamily(NamedTuple):
+    """Sorted requests from `begin` to `end` and the prefix that they share; cached, it saves so many tokens."""
+
+    begin: int
+    end: int
+    prefix: int
+    saved: int
+
+
+@dataclass(slots=True, eq=False)
+class _SharedPrefix:
+    """Sorted requests from `begin` on that share `depth` tokens, and the best families among them."""
+
+    depth: int
+    begin: int
+    families: list[_PrefixFamily]
+
+
+def prefix_families(ordered: Sequence[_MeasuredRequest], tokens_per_batch: int) -> list[_PrefixFamily]:
+    """Return the families whose cached prefixes save the most tokens together, in order.
+
+    The requests that share a prefix are one family, or those among them that share longer ones are families of their
+    own: one request with other shots does not take the prefix from the rest. Prefixes are nested, as the nodes of a
+    tree: the requests are walked through once.
+    """
+    families: list[_PrefixFamily] = []
+    opened: list[_SharedPrefix] = []  # each within the one before
+    depths = [*(num_shared(before.context, after.context) for before, after in pairwise(ordered)), -1]
+    for end, depth in enumerate(depths, start=1):
+        begin, families = end - 1, []
+        while opened and opened[-1].depth > depth:
+            closed = opened.pop()
+            closed.families += families
+            begin = closed.begin
+            whole = family_of(ordered, begin, end, closed.depth, tokens_per_batch)
+            is_best = whole.saved > sum(family.saved for family in closed.families)
+            families = [whole] if is_best else closed.families
+        if opened and opened[-1].depth == depth:
+            opened[-1].families += families
+        else:
+            opened.append(_SharedPrefix(depth, begin, families))
+    return opened[0].families
+
+
+def family_of(
+    ordered: Sequence[_MeasuredRequest], begin: int, end: int, depth: int, tokens_per_batch: int
+) -> _PrefixFamily:
+    """Return requests that share `depth` tokens as a family; it saves nothing if its prefix is not worth caching.
+
+    Of requests that fit into a part of a batch, what they share runs beside that of others.
+    """
+    if depth < LEAST_PREFIX:
+        return _PrefixFamily(begin, end, depth, 0)
+    members = ordered[begin:end]
+    prefix = min([depth, *(measured.cacheable for measured in members)])
+    num_after = sum(measured.num_tokens - prefix for measured in members)
+    saved = prefix * (len(members) - 1)
+    is_worth_it = (
+        prefix >= LEAST_PREFIX
+        and saved >= LEAST_SAVED_BY_PREFIX * tokens_per_batch
+        and num_after >= LEAST_AFTER_PREFIX * tokens_per_batch
+    )
+    return _PrefixFamily(begin, end, prefix, saved - LEAST_PREFIX if is_worth_it else 0)
 
 
 def grow_forks(

@@ -134,6 +134,43 @@ def test_a_group_that_forks_is_no_larger_than_a_batch():
     assert [len(batch.requests) for batch in batches] == [10, 10]
 
 
+def test_one_request_with_other_shots_does_not_take_the_prefix_from_the_rest():
+    """As the question that is among the fixed shots and has a spare one instead."""
+    rng = np.random.default_rng(0)
+    shots = rng.integers(3, 20, 200)
+    others = [*shots[:80], *rng.integers(3, 20, 120)]
+    prompts = [ids(*shots, *rng.integers(3, 20, 30)) for _ in range(20)] + [ids(*others, *rng.integers(3, 20, 30))]
+    requests = [
+        ScoreRequest(key=ItemKey('t', row), contexts=(prompt,), continuations=(ids(1),))
+        for row, prompt in enumerate(prompts)
+    ]
+    batches = plan(requests, tokens_per_batch=512, layout=FORKED)
+    prefixes = {len(batch.prefix) for batch in batches if batch.prefix is not None}
+    assert prefixes == {200}
+    num_after = sum(batch.num_tokens for batch in batches)
+    assert num_after == 20 * 30 + 230
+
+
+def test_families_are_those_that_save_most():
+    """Two subjects of an exam, which begin with the same instruction, have a prefix each."""
+    rng = np.random.default_rng(0)
+    instruction = rng.integers(3, 20, 70)
+    subjects = [[*instruction, *rng.integers(3, 20, 130)] for _ in range(2)]
+    prompts = sorted([*subject, *rng.integers(3, 20, 20)] for subject in subjects for _ in range(12))
+    ordered = planning.sort_requests(
+        [
+            ScoreRequest(key=ItemKey('t', row), contexts=(ids(*prompt),), continuations=(ids(1),))
+            for row, prompt in enumerate(prompts)
+        ]
+    )
+    families = planning.prefix_families(ordered, tokens_per_batch=512)
+    assert [(family.begin, family.end, family.prefix) for family in families] == [(0, 12, 200), (12, 24, 200)]
+    # Of two questions each, the instruction of all saves more than nothing.
+    few = [ordered[0], ordered[1], ordered[12], ordered[13]]
+    families = planning.prefix_families(few, tokens_per_batch=512)
+    assert [(family.begin, family.end, family.prefix) for family in families] == [(0, 4, 70)]
+
+
 def test_choices_with_contexts_of_their_own_fork_where_these_part():
     """Such as the two readings of a pronoun."""
     sentence = [3] * 30

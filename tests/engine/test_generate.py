@@ -384,7 +384,10 @@ def test_finished_generations_survive_running_out_of_memory(layout: str):
     generator = generator_of(model, layout)
     generations.run(generator, [request(row, [5 + row] * 7, 3) for row in range(4)], 2)
     assert generator.most_slots == 1
-    assert generator.usage.generated_tokens == {PROMPT_STREAM: 4 + 2 + 4, CACHE: 4 + 4, NO_CACHE: 6 + 2 + 6}[layout]
+    assert (
+        generator.usage.generated_tokens
+        == {PROMPT_STREAM: 4 + 2 + 4, FORKED_PROMPTS: 4 + 4, CACHE: 4 + 4, NO_CACHE: 6 + 2 + 6}[layout]
+    )
 
 
 @every_layout
