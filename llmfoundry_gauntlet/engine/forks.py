@@ -18,25 +18,33 @@ import torch
 from transformers import PretrainedConfig
 
 from llmfoundry_gauntlet.engine.logits import LogitReader
+from llmfoundry_gauntlet.engine.plan import padded_lengths
 from llmfoundry_gauntlet.engine.trees import Tree, input_row, targets_of
 from llmfoundry_gauntlet.types import Bools, Floats, Ids, Ints, ScoreRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ForkedRows:
-    """Contexts and the rows that continue them. C = contexts, R = rows; N = scored tokens in the order of requests.
+class RowGroup:
+    """Rows of similar length that continue contexts. R = rows; reads are flat positions in [R, longest row]."""
 
-    Reads are flat positions in [C, context length] and [R, row length]; `order` has the places of the scored tokens
-    that contexts read, then of those that rows read.
+    rows: Ids  # [R, longest row], padded on the right with their last token
+    lengths: Ints  # [R]
+    context_of_row: Ints  # [R]
+    reads: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ForkedRows:
+    """Contexts and the rows that continue them. C = contexts; N = scored tokens in the order of requests.
+
+    Reads of contexts are flat positions in [C, context length]; `order` has the places of the scored tokens that
+    contexts read, then of those that each group of rows reads.
     """
 
     contexts: Ids  # [C, longest context], padded on the left with their first token
     context_lengths: Ints  # [C]
     context_reads: Ints
-    rows: Ids  # [R, longest row], padded on the right with their last token; R may be 0
-    row_lengths: Ints  # [R]
-    row_reads: Ints
-    context_of_row: Ints  # [R]
+    groups: tuple[RowGroup, ...]
     order: Ints  # [N]
     targets: Ids  # [N]
 
@@ -113,16 +121,6 @@ class _DistinctRows:
         """Return the length of each row."""
         return np.array([len(row) for row in self.rows], np.int64)
 
-    def padded(self, *, on_the_left: bool) -> Ids:
-        """Return the rows, [rows, longest], padded with their first or their last token."""
-        width = int(self.lengths.max(initial=0))
-        padded = np.empty((len(self.rows), width), np.int32)
-        for values, row in zip(padded, self.rows, strict=True):
-            own = slice(width - len(row), width) if on_the_left else slice(0, len(row))
-            values[:] = row[0] if on_the_left else row[-1]
-            values[own] = row
-        return padded
-
 
 def lay_out_forks(trees: Sequence[Tree], num_cached: int = 0) -> ForkedRows:
     """Return each distinct context once, the first `fork` tokens of a tree, and the distinct rows that continue it.
@@ -158,28 +156,63 @@ def lay_out_forks(trees: Sequence[Tree], num_cached: int = 0) -> ForkedRows:
                     places_of_rows.append(np.arange(place, end))
                 place = end
 
-    padded_contexts = contexts.padded(on_the_left=True)
-    padded_rows = rows.padded(on_the_left=False)
-    context_width, row_width = padded_contexts.shape[1], padded_rows.shape[1]
-    row_reads = [index * row_width + np.arange(first, first + count) for index, first, count in read_rows]
-    nothing = np.array([], np.int64)
+    padded_contexts = padded_rows(contexts.rows, on_the_left=True)
+    width = padded_contexts.shape[1]
+    groups, order = [], [np.array(places_of_contexts, np.int64)]
+    for indices in groups_of_rows(rows.lengths):
+        place_in_group = {index: place for place, index in enumerate(indices)}
+        padded = padded_rows([rows.rows[index] for index in indices], on_the_left=False)
+        reads = []
+        for (index, first, count), places in zip(read_rows, places_of_rows, strict=True):
+            if index in place_in_group:
+                reads.append(place_in_group[index] * padded.shape[1] + np.arange(first, first + count))
+                order.append(places)
+        groups.append(
+            RowGroup(
+                rows=padded,
+                lengths=rows.lengths[indices],
+                context_of_row=np.array([context_of_row[index] for index in indices]),
+                reads=np.concatenate(reads),
+            )
+        )
     return ForkedRows(
         contexts=padded_contexts,
         context_lengths=contexts.lengths,
-        context_reads=np.array(read_contexts, np.int64) * context_width + context_width - 1,
-        rows=padded_rows,
-        row_lengths=rows.lengths,
-        row_reads=np.concatenate([nothing, *row_reads]),
-        context_of_row=np.array(context_of_row, np.int64),
-        order=np.concatenate([np.array(places_of_contexts, np.int64), *places_of_rows]),
+        context_reads=np.array(read_contexts, np.int64) * width + width - 1,
+        groups=tuple(groups),
+        order=np.concatenate(order),
         targets=targets_of([request for tree in trees for request in tree.requests]),
     )
 
 
+def groups_of_rows(lengths: Ints) -> list[list[int]]:
+    """Return the rows that run together, as planned."""
+    groups: dict[int, list[int]] = {}
+    for index, padded in enumerate(padded_lengths(lengths.tolist())):
+        groups.setdefault(padded, []).append(index)
+    return list(groups.values())
+
+
+def padded_rows(rows: Sequence[Ids], *, on_the_left: bool) -> Ids:
+    """Return rows, [rows, longest], padded with their first or their last token."""
+    width = max(map(len, rows))
+    padded = np.empty((len(rows), width), np.int32)
+    for values, row in zip(padded, rows, strict=True):
+        own = slice(width - len(row), width) if on_the_left else slice(0, len(row))
+        values[:] = row[0] if on_the_left else row[-1]
+        values[own] = row
+    return padded
+
+
 def copied(model_cache: Any, num_rows: int) -> Any:
     """Return a cache with this many copies of the only row of another one, which stays as it is."""
+    return copied_rows(model_cache, torch.zeros(num_rows, dtype=torch.long))
+
+
+def copied_rows(model_cache: Any, rows: torch.Tensor) -> Any:
+    """Return a cache with copies of rows of another one, which stays as it is."""
     new = copy.deepcopy(model_cache)
-    new.reorder_cache(torch.zeros(num_rows, dtype=torch.long))
+    new.reorder_cache(rows)
     return new
 
 

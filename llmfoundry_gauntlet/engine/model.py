@@ -30,6 +30,7 @@ from llmfoundry_gauntlet.engine.forks import (
     JoinedReader,
     bytes_in,
     copied,
+    copied_rows,
     lay_out_forks,
     rows_after,
     without_prefix,
@@ -270,20 +271,25 @@ class CausalLanguageModel:
 
         layout = lay_out_forks(batch.trees, num_cached)
         contexts = rows_after(num_cached, layout.contexts, layout.context_lengths, pads_left=True)
-        num_first = len(layout.context_reads)
-        first_targets, other_targets = np.split(layout.targets[layout.order], [num_first])
+        ends = np.cumsum([len(layout.context_reads), *(len(group.reads) for group in layout.groups)])
+        first_targets, *targets_by_group = np.split(layout.targets[layout.order], ends[:-1])
         if cache is not None:
             cache = copied(cache, len(layout.contexts))
-        has_rows = len(layout.rows) > 0
         first, cache = self._forward_rows(
-            contexts, layout.context_reads, first_targets, cache=cache, keeps_cache=has_rows
+            contexts, layout.context_reads, first_targets, cache=cache, keeps_cache=bool(layout.groups)
         )
-        if not has_rows:
-            return JoinedReader([first], layout.order)
-        cache.reorder_cache(self._indices(layout.context_of_row))
-        rows = contexts.continued(layout.context_of_row, layout.rows, layout.row_lengths)
-        others, _ = self._forward_rows(rows, layout.row_reads, other_targets, cache=cache, keeps_cache=True)
-        return JoinedReader([first, others] if num_first else [others], layout.order)
+        readers = [first] if len(first_targets) else []
+        for group, targets in zip(layout.groups, targets_by_group, strict=True):
+            indices = self._indices(group.context_of_row)
+            if group is layout.groups[-1]:
+                cache.reorder_cache(indices)
+                of_group = cache
+            else:
+                of_group = copied_rows(cache, indices)
+            rows = contexts.continued(group.context_of_row, group.rows, group.lengths)
+            reader, _ = self._forward_rows(rows, group.reads, targets, cache=of_group, keeps_cache=True)
+            readers.append(reader)
+        return JoinedReader(readers, layout.order)
 
     def _rows_after(self, requests: Sequence[ScoreRequest], num_cached: int, cache: Any) -> LogitReader:
         """Run whole rows, padded on the right, after a cached prefix or none."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +50,8 @@ LEAST_SAVED_BY_PREFIX = 1 / 32  # of tokens_per_batch; the prefix costs a forwar
 # A fork costs another forward and copies of the states.
 COPY_TOKENS = 4  # for each row: the tokens that take as long as a copy of its states, about
 LEAST_AFTER_PREFIX = 1 / 4  # of tokens_per_batch; fewer tokens fork beside those of other prefixes
-MOST_PADDED = 1.25  # times the tokens without padding, once a batch holds LEAST_SHARE of its tokens
+LEAST_SPLIT = 64  # tokens of padding that take longer than another forward of rows, with a copy of their contexts
+MOST_PADDED = 1.25  # times the tokens of contexts without padding, once a batch holds LEAST_SHARE of its tokens
 
 # A batch of padded rows that holds LEAST_SHARE of its tokens is closed once rows are shorter than SHORTEST_SHARE of its
 # longest: the padding would cost more than another forward.
@@ -587,7 +588,7 @@ class _ForkedSize(NamedTuple):
     """The shape of trees that run together: their contexts, if they fork, and the rows that follow.
 
     `num_inputs` are all distinct rows and `longest` the longest of them, contexts included; `num_rows` those that
-    continue a context, and `row` the longest of these without it. `num_own` are the tokens without padding.
+    continue a context, and `row` the longest of these without it. `num_own` are the tokens of contexts without padding.
     """
 
     num_contexts: int
@@ -639,7 +640,7 @@ def forked_size(tree: Tree, num_cached: int) -> _ForkedSize:
         longest=max(rows.values()),
         num_rows=len(beyond),
         row=max(beyond, default=0),
-        num_own=tree.fork + sum(beyond),
+        num_own=tree.fork,
     )
 
 
@@ -657,7 +658,9 @@ def pack_forks(
         if size is not None:
             joined = size.joined(of_tree, cuts=num_cached > 0)
             is_full = joined.num_tokens > tokens_per_batch or states.held(joined, num_cached) > tokens_per_batch
-            is_padded = joined.num_tokens > MOST_PADDED * joined.num_own
+            is_padded = joined.num_contexts * joined.context > MOST_PADDED * joined.num_own
+            if not joined.context:
+                is_padded = of_tree.row < SHORTEST_SHARE * size.row
             is_wasteful = is_padded and size.num_tokens > LEAST_SHARE * tokens_per_batch
             if is_full or is_wasteful or (size.context > 0) != (of_tree.context > 0):
                 batches.append(batch_of_forks(group, prefix))
@@ -678,17 +681,21 @@ def batch_of_forks(trees: Sequence[Tree], prefix: Ids | None = None) -> Batch:
     if num_cached:
         shortest = min(tree.fork for tree in trees)
         trees = [replace(tree, fork=shortest) for tree in trees]
-    sizes = [forked_size(tree, num_cached) for tree in trees]
-    context = max(size.context for size in sizes)
-    row = max(size.row for size in sizes)
-    num_contexts = sum(size.num_contexts for size in sizes)
-    num_rows = sum(size.num_rows for size in sizes)
-    num_pairs = num_contexts * context * (num_cached + context / 2) + num_rows * row * (num_cached + context + row / 2)
-    num_tokens = num_contexts * context + num_rows * row
-    padded = [
-        replace(tree, num_tokens=size.num_contexts * context + size.num_rows * row)
-        for tree, size in zip(trees, sizes, strict=True)
-    ]
+    lengths_by_tree = [rest_lengths(tree, num_cached) for tree in trees]
+    context = max(tree.fork for tree in trees)
+    num_contexts = sum(tree.fork > 0 for tree in trees)
+    all_lengths = [length for lengths in lengths_by_tree for length in lengths]
+    # Whole rows run in one forward.
+    widths = iter(padded_lengths(all_lengths) if num_contexts else [max(all_lengths)] * len(all_lengths))
+
+    padded = []
+    num_pairs = num_contexts * context * (num_cached + context / 2)
+    for tree, lengths in zip(trees, lengths_by_tree, strict=True):
+        of_tree = list(islice(widths, len(lengths)))
+        num_tokens = sum(of_tree) + (context if tree.fork else 0)
+        padded.append(replace(tree, num_tokens=num_tokens))
+        num_pairs += sum(width * (num_cached + context + width / 2) for width in of_tree)
+    num_tokens = sum(tree.num_tokens for tree in padded)
     return Batch(
         layout=FORKED,
         trees=tuple(padded),
@@ -696,6 +703,41 @@ def batch_of_forks(trees: Sequence[Tree], prefix: Ids | None = None) -> Batch:
         cost=num_tokens + num_pairs / PAIRS_PER_TOKEN,
         prefix=prefix,
     )
+
+
+def rest_lengths(tree: Tree, num_cached: int) -> list[int]:
+    """Return the lengths of a tree's distinct rows after a cached prefix and what they share; none of 0."""
+    rows = {row.tobytes(): len(row) for request in tree.requests for row in input_rows(request)}
+    lengths = [length - num_cached - tree.fork for length in rows.values()]
+    return [length for length in lengths if length > 0]
+
+
+def padded_lengths(lengths: Sequence[int]) -> list[int]:
+    """Return the length to which each row is padded: that of the longest row of its forward.
+
+    Rows of similar length run together: where a further forward saves more than LEAST_SPLIT tokens of padding, there is
+    one.
+    """
+    longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    in_order = [lengths[row] for row in longest_first]
+    padded = [0] * len(lengths)
+    parts = [(0, len(lengths))]
+    while parts:
+        begin, end = parts.pop()
+        place = best_split(in_order[begin:end])
+        if place:
+            parts += [(begin, begin + place), (begin + place, end)]
+        else:
+            for row in longest_first[begin:end]:
+                padded[row] = in_order[begin]
+    return padded
+
+
+def best_split(lengths: Sequence[int]) -> int:
+    """Return where a split of rows, the longest first, saves the most padding; 0 if that is too little."""
+    saved = [(len(lengths) - place) * (lengths[0] - length) for place, length in enumerate(lengths)]
+    most = max(saved, default=0)
+    return saved.index(most) if most > LEAST_SPLIT else 0
 
 
 def longest_row(request: ScoreRequest, padded_to: int = 0) -> int:

@@ -24,7 +24,7 @@ from llmfoundry_gauntlet.engine.forks import CachedRows, lay_out_forks, rows_aft
 from llmfoundry_gauntlet.engine.generate import PromptGroup, TextGenerator, share_prefixes
 from llmfoundry_gauntlet.engine.kv_cache import KVCache
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
-from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, RowStates, plan
+from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, RowStates, padded_lengths, plan
 from llmfoundry_gauntlet.engine.probe import probe, probe_generation
 from llmfoundry_gauntlet.engine.trees import Tree
 from llmfoundry_gauntlet.types import GenerateRequest, ItemKey, Sampling, ScoreRequest
@@ -59,13 +59,44 @@ def test_forks_are_laid_out_as_by_hand():
     assert layout.contexts.tolist() == [[1, 2, 3], [10, 10, 11]]
     assert layout.context_lengths.tolist() == [3, 2]
     assert layout.context_reads.tolist() == [2, 2, 2, 5]
-    assert layout.rows.tolist() == [[5, 5], [7, 8], [12, 12]]
-    assert layout.row_lengths.tolist() == [1, 2, 1]
-    assert layout.context_of_row.tolist() == [0, 0, 1]
-    assert layout.row_reads.tolist() == [0, 2, 3, 4]
+    (group,) = layout.groups
+    assert group.rows.tolist() == [[5, 5], [7, 8], [12, 12]]
+    assert group.lengths.tolist() == [1, 2, 1]
+    assert group.context_of_row.tolist() == [0, 0, 1]
+    assert group.reads.tolist() == [0, 2, 3, 4]
     # Scored tokens in order: 4 | 5 6 | 7 8 9 | 12 13. Contexts read 4, 5, 7 and 12; rows the others.
     assert layout.targets.tolist() == [4, 5, 6, 7, 8, 9, 12, 13]
     assert layout.order.tolist() == [0, 1, 3, 6, 2, 4, 5, 7]
+
+
+def test_rows_of_similar_length_run_together_where_that_saves_more_than_a_forward():
+    assert padded_lengths([]) == []
+    assert padded_lengths([20, 3, 18, 2]) == [20, 20, 20, 20]
+    assert padded_lengths([3, 100, 90, 2]) == [3, 100, 100, 3]
+    assert padded_lengths([200, 100, 10]) == [200, 100, 10]
+
+
+@needs_states
+@pytest.mark.parametrize('name', HYBRIDS)
+def test_rows_in_several_forwards_have_the_scores_of_padded_rows(name: str):
+    rng = np.random.default_rng(2)
+    requests = [
+        ScoreRequest(
+            key=ItemKey('t', row),
+            contexts=(ids(*rng.integers(3, 20, 20 + row)),) * 4,
+            continuations=tuple(ids(*rng.integers(3, 20, length)) for length in (1, 3, 40 + row, 80)),
+        )
+        for row in range(4)
+    ]
+    language_model = hybrid_once(name)
+    (batch,) = plan(requests, tokens_per_batch=2048, layout=FORKED)
+    layout = lay_out_forks(batch.trees)
+    assert [group.rows.shape for group in layout.groups] == [(4, 2), (4, 42), (4, 79)]
+    assert batch.num_tokens == 4 * 23 + 4 * (2 + 42 + 79)
+    rows = plan(requests, tokens_per_batch=2048, layout=PADDED_ROWS)
+    expected = networks.sums_of(networks.run(language_model, rows), requests)
+    found = networks.sums_of(networks.run(language_model, [batch]), requests)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 def test_rows_see_what_comes_before_them():
@@ -184,8 +215,9 @@ def test_choices_with_contexts_of_their_own_fork_where_these_part():
     assert batch.num_tokens == 30 + 2 * 4
     layout = lay_out_forks(batch.trees)
     assert layout.context_reads.tolist() == []
-    assert layout.rows.tolist() == [[4, 5, 7, 8], [6, 7, 8, 8]]
-    assert layout.row_reads.tolist() == [1, 2, 3, 4, 5, 6]
+    (group,) = layout.groups
+    assert group.rows.tolist() == [[4, 5, 7, 8], [6, 7, 8, 8]]
+    assert group.reads.tolist() == [1, 2, 3, 4, 5, 6]
     assert layout.order.tolist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -209,7 +241,8 @@ def test_contexts_after_a_prefix_are_cut_to_one_length():
     # The choice of a single token is read from the end of its context, which is a row where it was cut.
     layout = lay_out_forks(batch.trees, len(prefix))
     assert layout.contexts.shape == (4, 9)
-    assert sorted(layout.row_lengths.tolist()) == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4]
+    (group,) = layout.groups
+    assert sorted(group.lengths.tolist()) == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4]
     assert batch.num_tokens == 4 * 9 + 11 * 4
 
 
@@ -319,7 +352,8 @@ def copy_another_context(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shifted(*arguments: Any) -> Any:
         layout = lay_out(*arguments)
-        layout.context_of_row[:] = np.roll(layout.context_of_row, 1)
+        for group in layout.groups:
+            group.context_of_row[:] = np.roll(group.context_of_row, 1)
         return layout
 
     monkeypatch.setattr(model, 'lay_out_forks', shifted)
