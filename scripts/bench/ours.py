@@ -108,6 +108,8 @@ class Ours:
     def evaluate(self, data: EvaluationData, tokenizer: Any, max_seq_len: int) -> Evaluated:
         """Run one evaluation."""
         prepared = prepare_evaluation(data, Encoder(tokenizer), max_seq_len=max_seq_len)
+        # The others generate alone: without the bits of the gold answers, which are scored.
+        prepared = replace(prepared, items={key: item for key, item in prepared.items.items() if not key.is_gold})
         budget = automatic_budget(
             self.language_model.model.config,
             self.language_model.device,
