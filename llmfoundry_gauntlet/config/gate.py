@@ -21,7 +21,7 @@ MOST_ALPHA = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatePolicy:
-    """What is asked of a run: the keys of a policy file.
+    """The requirements of a gate: the keys of a policy file.
 
     Rows are tasks ('copa/0-shot', or 'copa' at all its numbers of shots), categories, averages, and accuracies and
     consistency rates of SCORE ('agieval prompt accuracy').

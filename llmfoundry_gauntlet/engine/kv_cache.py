@@ -43,7 +43,7 @@ def chunks_skip_padding() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeptPrompt:
-    """What the first tokens of several prompts left in a cache: L keys and values by layer, and states."""
+    """The first tokens of several prompts, with the L keys and values by layer and the states that they left."""
 
     ids: Ids
     layers: Mapping[int, tuple[torch.Tensor, torch.Tensor]]  # [heads, L, width] each

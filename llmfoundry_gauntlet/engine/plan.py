@@ -631,13 +631,13 @@ class _ForkedSize(NamedTuple):
 
 def forked_size(tree: Tree, num_cached: int) -> _ForkedSize:
     """Return the shape of one tree after a cached prefix."""
-    rows = {row.tobytes(): len(row) - num_cached for request in tree.requests for row in input_rows(request)}
-    beyond = [length - tree.fork for length in rows.values() if length > tree.fork]
+    lengths = row_lengths(tree, num_cached)
+    beyond = [length - tree.fork for length in lengths if length > tree.fork]
     return _ForkedSize(
         num_contexts=int(tree.fork > 0),
         context=tree.fork,
-        num_inputs=len(rows),
-        longest=max(rows.values()),
+        num_inputs=len(lengths),
+        longest=max(lengths),
         num_rows=len(beyond),
         row=max(beyond, default=0),
         num_own=tree.fork,
@@ -681,7 +681,9 @@ def batch_of_forks(trees: Sequence[Tree], prefix: Ids | None = None) -> Batch:
     if num_cached:
         shortest = min(tree.fork for tree in trees)
         trees = [replace(tree, fork=shortest) for tree in trees]
-    lengths_by_tree = [rest_lengths(tree, num_cached) for tree in trees]
+    lengths_by_tree = [
+        [length - tree.fork for length in row_lengths(tree, num_cached) if length > tree.fork] for tree in trees
+    ]
     context = max(tree.fork for tree in trees)
     num_contexts = sum(tree.fork > 0 for tree in trees)
     all_lengths = [length for lengths in lengths_by_tree for length in lengths]
@@ -705,11 +707,10 @@ def batch_of_forks(trees: Sequence[Tree], prefix: Ids | None = None) -> Batch:
     )
 
 
-def rest_lengths(tree: Tree, num_cached: int) -> list[int]:
-    """Return the lengths of a tree's distinct rows after a cached prefix and what they share; none of 0."""
+def row_lengths(tree: Tree, num_cached: int) -> list[int]:
+    """Return the lengths of a tree's distinct rows after a cached prefix."""
     rows = {row.tobytes(): len(row) for request in tree.requests for row in input_rows(request)}
-    lengths = [length - num_cached - tree.fork for length in rows.values()]
-    return [length for length in lengths if length > 0]
+    return [length - num_cached for length in rows.values()]
 
 
 def padded_lengths(lengths: Sequence[int]) -> list[int]:

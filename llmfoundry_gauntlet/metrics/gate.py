@@ -26,7 +26,7 @@ WORSE, OK, UNCLEAR = 'worse', 'ok', 'unclear'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a paired difference says about a margin; all but probabilities are in the unit of the score.
+    """The tests of a paired difference against a margin; all but probabilities are in the unit of the score.
 
     * `standard_error`: that of the tests, over items.
     * `low`, `high`: the interval with the confidence 1 - 2 alpha, the one that decides. `p_ok` is below alpha exactly

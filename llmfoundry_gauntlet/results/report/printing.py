@@ -147,6 +147,8 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
     score = [row for row in rows['perturbation'].values() if row is not None]
 
     banner = origin_banner(evaluations)
+    # They are a line of one run; `compare` has those of a difference.
+    over_prompts = errors_over_prompts(evaluations[0]) if len(evaluations) == 1 else []
     return Table(
         title=f'{TITLE} ({banner})' if banner else TITLE,
         columns=columns,
@@ -159,7 +161,7 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
         notes=[
             *score_notes(evaluations),
             *consistency_notes(evaluations),
-            *(errors_over_prompts(evaluations[0]) if len(evaluations) == 1 else ()),
+            *over_prompts,
             *absences(headline_cells(evaluations)),
         ],
     )

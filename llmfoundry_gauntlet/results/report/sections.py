@@ -224,14 +224,14 @@ def scores_section(runs: Sequence[RunSeries]) -> Section:
     # The axis of the intervals begins at 0, or below for composites worse than chance.
     intervals = [ends_of(cell) for row in table.rows for cell in row.cells]
     lows = [ends[0] for ends in intervals if ends is not None]
+    tables = [replace(table, title=title, domain=(min([0.0, *lows]), 1.0))]
+    if gold_bits is not None:
+        tables.append(gold_bits)
     return Section(
         name='scores',
         title=title,
         notes=[f'{composite_note(runs)} The bars are 95 % intervals, the ticks chance.'],
-        tables=[
-            replace(table, title=title, domain=(min([0.0, *lows]), 1.0)),
-            *([] if gold_bits is None else [gold_bits]),
-        ],
+        tables=tables,
     )
 
 
