@@ -23,7 +23,7 @@ from composer.algorithms import EMA
 from composer.callbacks import EarlyStopper, ThresholdStopper
 from composer.loggers import InMemoryLogger
 from composer.models import HuggingFaceModel
-from tiny import journal_lines, outcome, record
+from tiny import finished_items, outcome, record
 from torch.utils.data import DataLoader
 
 from llmfoundry_gauntlet import ConfigError, EvalGauntlet, ModelError, build_icl_evaluators
@@ -136,7 +136,7 @@ def interrupt() -> None:
 
 
 def last_of_training(
-    folder: Path, settings: dict[str, str], order: str, kind: str, trouble: list[Callback], num_ranks: int = 1
+    folder: Path, settings: dict[str, str], order: str, kind: str, trouble: list[Callback]
 ) -> tuple[Any, int]:
     """Train for four batches with averaged weights, evaluated at the end; return its outcome and reused items."""
     gauntlet = EvalGauntlet(**settings, interval='last', tokens_per_batch=60, save_folder=str(folder / 'records'))
@@ -149,7 +149,7 @@ def last_of_training(
             trainer.fit()
     records = folder / 'records/ba4'
     if not (records / 'results.json').exists():
-        return None, len(journal_lines(records)) - num_ranks  # without the identities
+        return None, finished_items(records)
     return outcome(records), record(records)['timing']['reused_items']
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed.checkpoint as dist_checkpoint
 from composer import Callback
 from composer.loggers import InMemoryLogger
-from tiny import journal_lines, outcome, record
+from tiny import finished_items, outcome, record
 
 from llmfoundry_gauntlet import EvalGauntlet, RecordError
 from llmfoundry_gauntlet.composer import callback
@@ -59,7 +59,7 @@ def test_an_interrupted_evaluation_is_finished_once(tmp_path, tiny_settings, int
     folder = tmp_path / 'cut'
     assert job(folder, tiny_settings, interval, [composer_training.AtEvaluation(4, interrupt, step=4)]) == due[:-1]
     assert not (folder / 'records/ba4/results.json').exists()
-    num_finished = len(journal_lines(folder / 'records/ba4')) - 1  # after its identity
+    num_finished = finished_items(folder / 'records/ba4')
 
     assert job(folder, tiny_settings, interval) == [4]
     assert job(folder, tiny_settings, interval) == []  # nothing is left

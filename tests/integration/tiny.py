@@ -201,3 +201,15 @@ def outcome(out: Path) -> tuple[dict[str, float], dict[str, bytes]]:
 def journal_lines(out: Path) -> list[bytes]:
     """Return all lines of the journal of an evaluation."""
     return [line for path in sorted((out / 'journal').glob('*')) for line in path.read_bytes().splitlines(True)]
+
+
+def finished_items(out: Path) -> int:
+    """Return the number of items in a journal that are reused, without right generations and torn last lines."""
+    items = set()
+    for line in journal_lines(out):
+        if line.endswith(b'\n'):
+            entry = json.loads(b'{' + line.partition(b'{')[2])
+            sample = entry.get('item', {'is_gold': True})  # the first line is the identity
+            if not sample.get('is_gold', False):
+                items.add((entry['task'], *map(sample.get, ('file', 'row', 'variant', 'sample'))))
+    return len(items)

@@ -286,7 +286,7 @@ def interrupted(settings: Mapping[str, Any], network: torch.nn.Module, tokenizer
         Gauntlet(**settings).evaluate(network, tokenizer, step=10)
     folder = Path(settings['save_folder']) / 'ba10'
     assert not (folder / 'results.json').exists()
-    return len(tiny.journal_lines(folder)) - 1  # without the line of the identity
+    return tiny.finished_items(folder)
 
 
 def count_forwards(gauntlet: Gauntlet, network: torch.nn.Module, tokenizer: Any) -> int:
