@@ -253,10 +253,10 @@ def stop_position(text: str, rule: StopRule, start: int = 0) -> int | None:
 
 def answer_position(text: str, rule: StopRule) -> int | None:
     """Return the end of the answer in a generation, None if there is none; white space before it is no answer."""
-    delimiter = text.find(rule.answer_delimiter)
-    if delimiter < 0:
+    delimiter = delimiter_pattern(rule.answer_delimiter).search(text)
+    if delimiter is None:
         return None
-    begin = delimiter + len(rule.answer_delimiter)
+    begin = delimiter.end()
     rest = text[begin:]
     begin += len(rest) - len(rest.lstrip())
     end = text.find(rule.answer_end, begin)
@@ -274,9 +274,40 @@ def cut_at_stops(text: str, rule: StopRule) -> str:
     return text[: stop_position(text, rule)]
 
 
-def answer_in(text: str, cot_delimiter: str) -> str:
-    """Return the text after the last chain-of-thought delimiter; the whole generation if there is none."""
-    return text.split(cot_delimiter)[-1] if cot_delimiter else text
+def answer_in(text: str, cot_delimiter: str, *, reference: bool) -> str | None:
+    """Return the text after the last chain-of-thought delimiter of a generation, None if it has no delimiter.
+
+    As `reference` the delimiter is found only with its own white space, as in llm-foundry.
+    """
+    if reference:
+        _, delimiter, answer = text.rpartition(cot_delimiter)
+        return answer if delimiter else None
+    ends = [delimiter.end() for delimiter in delimiter_pattern(cot_delimiter).finditer(text)]
+    return text[ends[-1] :] if ends else None
+
+
+@lru_cache(maxsize=64)
+def delimiter_pattern(delimiter: str) -> re.Pattern[str]:
+    """Return the pattern of a delimiter in whatever white space a model writes it.
+
+    ' #### ' is also found at the beginning of a line, before the end of one, and without any space. A delimiter that is
+    nothing but white space stands for itself.
+    """
+    words = delimiter.split()
+    if not words:
+        return re.compile(re.escape(delimiter))
+    pattern = r'\s+'.join(map(re.escape, words))
+    # Without the white space it may still not be a part of something longer: of a word, or of #####.
+    if delimiter[0].isspace():
+        pattern = f'(?<!{neighbor(words[0][0])}){pattern}'
+    if delimiter[-1].isspace():
+        pattern = rf'{pattern}(?!{neighbor(words[-1][-1])})\s*'
+    return re.compile(pattern)
+
+
+def neighbor(character: str) -> str:
+    """Return the pattern of the characters beside this one that make a longer word or sign of it."""
+    return r'\w' if re.match(r'\w', character) else re.escape(character)
 
 
 @lru_cache(maxsize=65536)

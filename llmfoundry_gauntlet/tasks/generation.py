@@ -2,7 +2,8 @@
 
 The accuracy is llm-foundry's: the normalised answer begins with a gold answer. Further metrics: StrictMatch, the answer
 equals a gold answer; NumericMatch, the same with numbers compared by value; TruncatedShare, the share of generations
-that reached the token limit; GoldBitsPerByte, of the chain of thought and the preferred answer, scored by likelihood.
+that reached the token limit; NoDelimiterShare, the share without the delimiter between a chain of thought and its
+answer; GoldBitsPerByte, of the chain of thought and the preferred answer, scored by likelihood.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from llmfoundry_gauntlet.scoring.text import (
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, TRUNCATED_SHARE, Task
 from llmfoundry_gauntlet.types import Generation, Prompt, Score, StopRule
 
-STRICT_MATCH, NUMERIC_MATCH = 'StrictMatch', 'NumericMatch'
+STRICT_MATCH, NUMERIC_MATCH, NO_DELIMITER_SHARE = 'StrictMatch', 'NumericMatch', 'NoDelimiterShare'
+NO_DELIMITER_REASON = 'no delimiter found, so all of it is compared'
 EXTRA_TOKENS_AFTER_THOUGHT = 10
 
 
@@ -50,7 +52,8 @@ class OpenQuestion:
 class GenerationTask(Task):
     """Generate an answer and compare it with the right ones.
 
-    `cot_delimiter` separates a chain of thought from its answer; `early_stopping_criteria` are stop strings.
+    `cot_delimiter` separates a chain of thought from its answer, in any white space unless as the reference does;
+    `early_stopping_criteria` are stop strings.
     """
 
     type_name: ClassVar[str] = 'generation_task_with_answers'
@@ -69,8 +72,11 @@ class GenerationTask(Task):
                 yield f'early_stopping_criteria[{index}]: is empty; allowed: a text that ends a generation'
 
     def metrics(self) -> tuple[Metric, ...]:
-        """Return the accuracy, StrictMatch, NumericMatch, TruncatedShare and GoldBitsPerByte."""
-        further = [item_metric(name, bounds=SHARE) for name in (STRICT_MATCH, NUMERIC_MATCH, TRUNCATED_SHARE)]
+        """Return the accuracy, the other shares of generations, and GoldBitsPerByte."""
+        shares = [STRICT_MATCH, NUMERIC_MATCH, TRUNCATED_SHARE]
+        if self.cot_delimiter:
+            shares.append(NO_DELIMITER_SHARE)
+        further = [item_metric(name, bounds=SHARE) for name in shares]
         return accuracy('InContextLearningGenerationExactMatchAccuracy'), *further, gold_bits_of_generations()
 
     def parse(self, row: Mapping[str, Any]) -> OpenQuestion:
@@ -138,15 +144,21 @@ class GenerationTask(Task):
         return EXTRA_TOKENS_AFTER_THOUGHT if self.cot_delimiter else 0
 
     def score(self, output: Generation, content: OpenQuestion) -> Score:
-        """Score 1 if the normalised answer begins with a gold answer."""
+        """Score 1 if the normalised answer begins with a gold answer; without a delimiter, if the generation does."""
         if not output.is_finite and not self.reference:
             return Score.unscored(NON_FINITE_GENERATION)
-        answer = answer_in(output.text, self.cot_delimiter)
+        after_delimiter = None
+        if self.cot_delimiter:
+            after_delimiter = answer_in(output.text, self.cot_delimiter, reference=self.reference)
+        answer = output.text if after_delimiter is None else after_delimiter
+        lacks_delimiter = bool(self.cot_delimiter) and after_delimiter is None
         if not self.reference:
             answer = bare_answer(answer, content.golds)
         normalize = self.do_normalization
         right = has_prefix_of(answer, content.golds, normalize=normalize, reference=self.reference)
         reasons = [] if answer.strip() else ['empty answer' if output.text.strip() else 'empty generation']
+        if lacks_delimiter and answer.strip():
+            reasons.append(NO_DELIMITER_REASON)
         if output.is_truncated:
             reasons.append(TRUNCATED_REASON)
         metrics = {
@@ -155,4 +167,6 @@ class GenerationTask(Task):
         }
         if output.is_truncated is not None:
             metrics[TRUNCATED_SHARE] = float(output.is_truncated)
+        if self.cot_delimiter:
+            metrics[NO_DELIMITER_SHARE] = float(lacks_delimiter)
         return Score(value=float(right), answer=answer.strip(), reason='; '.join(reasons) or None, metrics=metrics)

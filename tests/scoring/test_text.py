@@ -72,6 +72,11 @@ def test_a_generation_ends_before_its_first_stop(strings: tuple[str, ...], text:
         (StopRule(answer_delimiter=' #### '), 'one #### 18\ntwo', 'one #### 18\ntwo'),  # no end of its own
         (StopRule(strings=('\nQ: ',), answer_delimiter=' #### ', answer_end='\n'), 'one\nQ: two #### 18\n', 'one'),
         (StopRule(strings=('18',), answer_delimiter=' #### ', answer_end='\n'), 'one #### 18\n', 'one #### '),
+        (AFTER_THOUGHT, 'one\n#### 18\nmore', 'one\n#### 18'),  # whatever the white space around the delimiter
+        (AFTER_THOUGHT, 'one ####\n18\nmore', 'one ####\n18'),
+        (AFTER_THOUGHT, '12.0#### 29.0\nmore', '12.0#### 29.0'),
+        (AFTER_THOUGHT, 'one\n##### 18\n', 'one\n##### 18\n'),
+        (StopRule(answer_delimiter='The answer is ', answer_end='.'), "The answer isn't. Is.", "The answer isn't. Is."),
     ],
 )
 def test_a_generation_ends_with_the_line_of_its_answer(rule: StopRule, text: str, expected: str):
@@ -102,17 +107,64 @@ def test_as_a_pattern_stops_are_one_regular_expression(strings: tuple[str, ...],
     assert cut_at_stops(text, StopRule(strings=strings, as_pattern=True)) == expected
 
 
+@pytest.mark.parametrize('reference', [False, True])
 @pytest.mark.parametrize(
-    ('text', 'cot_delimiter', 'expected'),
+    ('text', 'expected'),
     [
-        ('so #### 18 #### 19', ' #### ', '19'),
-        ('so #### ', ' #### ', ''),
-        ('so', ' #### ', 'so'),
-        ('so #### 18', '', 'so #### 18'),
+        ('so #### 18 #### 19', '19'),
+        ('so #### ', ''),
+        ('so', None),
+        ('so # 18', None),
+        ('', None),
     ],
 )
-def test_the_answer_follows_the_last_delimiter(text: str, cot_delimiter: str, expected: str):
-    assert answer_in(text, cot_delimiter) == expected
+def test_the_answer_follows_the_last_delimiter(text: str, expected: str | None, reference: bool):
+    assert answer_in(text, ' #### ', reference=reference) == expected
+
+
+@pytest.mark.parametrize(
+    ('text', 'delimiter', 'expected'),
+    [
+        ('so\n#### 294', ' #### ', '294'),  # as GSM8K itself has it
+        ('#### 294', ' #### ', '294'),
+        ('+ 12.0#### 29.0', ' #### ', '29.0'),
+        ('so ####294', ' #### ', '294'),
+        ('so ####\n\n294\n', ' #### ', '294\n'),
+        ('so\t####\u00a0294', ' #### ', '294'),
+        ('so\n#### 18\n#### 19', ' #### ', '19'),
+        ('so ####', ' #### ', ''),
+        ('So the\nanswer  is\n5.', 'The answer is ', None),  # in lower case
+        ('So the\nanswer  is\n5.', ' the answer is ', '5.'),
+        ('The answer is: 5', 'The answer is ', ': 5'),
+        ('one\n\ntwo', '\n\n', 'two'),
+        ('one\ntwo three', '\n\n', None),  # white space alone stands for itself
+    ],
+)
+def test_white_space_around_a_delimiter_is_any_except_in_the_reference(text: str, delimiter: str, expected: str | None):
+    """Mutations: the delimiter as it is written; white space that the text must have."""
+    assert answer_in(text, delimiter, reference=False) == expected
+
+    after_exact_delimiter = text.rpartition(delimiter)[2] if delimiter in text else None
+    assert answer_in(text, delimiter, reference=True) == after_exact_delimiter
+
+
+@pytest.mark.parametrize(
+    ('text', 'delimiter'),
+    [
+        ('so ##### 294', ' #### '),
+        ('so\n####', ' ##### '),
+        ('The answer isolates 5', 'The answer is '),
+        ('Xanswer: 5', ' answer: '),
+    ],
+)
+def test_a_delimiter_is_no_part_of_a_longer_word_or_sign(text: str, delimiter: str):
+    """Mutation: no look at the neighbors of a delimiter that has white space there."""
+    assert answer_in(text, delimiter, reference=False) is None
+
+
+def test_a_delimiter_without_white_space_may_be_part_of_a_word():
+    assert answer_in('so #####18', '####', reference=False) == '#18'
+    assert answer_in('XAnswer:5', 'Answer:', reference=False) == '5'
 
 
 def marks(answer: str, *golds: str, normalize: bool = True) -> tuple[bool, bool, bool]:
@@ -267,7 +319,10 @@ def test_right_generations_to_real_rows_match_by_all_rules(real_data, label: str
     for row, content in enumerate(contents):
         for completion, gold in zip(task.responses(content), content.golds, strict=True):
             for ending in ('', f'{task.example_delimiter}{task.prelimiter}{contents[0].context}'):
-                answer = answer_in(cut_at_stops(completion + ending, rule), task.cot_delimiter)
+                generated = cut_at_stops(completion + ending, rule)
+                answer = generated
+                if task.cot_delimiter:
+                    answer = answer_in(generated, task.cot_delimiter, reference=False)
                 assert answer == gold
                 assert marks(answer, *content.golds) == (True, True, True), (row, gold)
 

@@ -305,22 +305,26 @@ def result(tokenizer, generated: str, spec=None, problem: OpenQuestion = THOUGHT
 @pytest.mark.parametrize(
     ('generated', 'keys', 'expected', 'reason'),
     [
-        ('One and one. #### 2\nQ: 2+2=\nA: #### 4', {}, (1, 1, 1, 0), None),  # truncated at the stop
-        ('so #### two', {}, (1, 1, 1, 0), None),
-        ('so #### 2.0', {}, (1, 0, 1, 0), None),
-        ('so #### $2.', {}, (1, 1, 1, 0), None),
-        ('so #### 22', {}, (1, 0, 0, 0), None),  # the prefix accepts it
-        ('so #### about 2', {}, (0, 0, 1, 0), None),
-        ('2', {}, (1, 1, 1, 0), None),  # without a thought all of it is the answer
-        (' \n ', {}, (0, 0, 0, 0), 'empty'),
-        ('One and one. #### ', {}, (0, 0, 0, 0), 'empty answer'),
-        ('One and one. #### 2', {'is_truncated': True}, (1, 1, 1, 1), 'token limit'),
-        ('', {'is_truncated': True}, (0, 0, 0, 1), 'token limit'),
-        ('so #### 2', {'is_truncated': None}, (1, 1, 1), None),  # generated elsewhere: unknown whether it was truncated
+        ('One and one. #### 2\nQ: 2+2=\nA: #### 4', {}, (1, 1, 1, 0, 0), None),  # truncated at the stop
+        ('so #### two', {}, (1, 1, 1, 0, 0), None),
+        ('so #### 2.0', {}, (1, 0, 1, 0, 0), None),
+        ('so #### $2.', {}, (1, 1, 1, 0, 0), None),
+        ('so #### 22', {}, (1, 0, 0, 0, 0), None),  # the prefix accepts it
+        ('so #### about 2', {}, (0, 0, 1, 0, 0), None),
+        ('One and one.\n#### 2', {}, (1, 1, 1, 0, 0), None),  # the delimiter in other white space
+        ('1.0 + 1.0#### 2.0', {}, (1, 0, 1, 0, 0), None),
+        ('2', {}, (1, 1, 1, 0, 1), 'no delimiter found, so all of it is compared'),
+        ('One and one', {'is_truncated': True}, (0, 0, 0, 1, 1), 'no delimiter found, so all of it is compared; tr'),
+        (' \n ', {}, (0, 0, 0, 0, 1), 'empty'),
+        ('One and one. #### ', {}, (0, 0, 0, 0, 0), 'empty answer'),
+        ('One and one. #### 2', {'is_truncated': True}, (1, 1, 1, 1, 0), 'token limit'),
+        ('', {'is_truncated': True}, (0, 0, 0, 1, 1), 'token limit'),
+        # generated elsewhere: unknown whether it was truncated
+        ('so #### 2', {'is_truncated': None}, (1, 1, 1, 0), None),
         ('so #### 2', {'is_finite': False}, (None,), 'not finite'),  # fix 1
     ],
 )
-def test_accuracy_strict_match_numeric_match_and_truncated_share(
+def test_accuracy_strict_match_numeric_match_and_the_shares_of_generations(
     character_tokenizer, generated: str, keys: dict, expected: tuple, reason: str | None
 ):
     scored = result(character_tokenizer, generated, **keys)
@@ -343,6 +347,8 @@ def test_accuracy_strict_match_numeric_match_and_truncated_share(
         ('two #### 2', {'early_stopping_criteria': ['o.']}, THOUGHTS[0], (1, 'two #### 2'), (0, 'tw')),
         # without normalization signs and case count
         ('#### -2', {'do_normalization': False}, THOUGHTS[0], (0, '#### -2'), (0, '#### -2')),
+        # its delimiter has its own white space
+        ('so\n#### 2', {}, THOUGHTS[0], (1, 'so\n#### 2'), (0, 'so\n#### 2')),
     ],
 )
 def test_reference_semantics_score_by_the_references_rules(
@@ -393,6 +399,7 @@ MEANS = {
     'StrictMatch': 1 / 4,
     'NumericMatch': 2 / 4,
     'TruncatedShare': 1 / 4,
+    'NoDelimiterShare': 0,
     'GoldBitsPerByte': None,  # no right generation was scored
 }
 
@@ -406,7 +413,7 @@ def test_metrics_are_means_over_items(four_results: list[ItemResult]):
 def test_a_metric_that_an_item_lacks_is_absent_with_its_reason(four_results: list[ItemResult]):
     first, *others = four_results
     # Of this one it is unknown whether it is truncated.
-    without_share = {name: first.metrics[name] for name in ('StrictMatch', 'NumericMatch')}
+    without_share = {name: value for name, value in first.metrics.items() if name != 'TruncatedShare'}
 
     results = [replace(first, metrics=without_share), *others]
     measures = task_score('t/0-shot', with_thoughts().metrics(), results).metrics

@@ -29,6 +29,7 @@ from llmfoundry_gauntlet.results.samples import prompts_of, shared_key
 from llmfoundry_gauntlet.results.token_limits import ended_at_limit
 from llmfoundry_gauntlet.stack import VERSION
 from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.generation import NO_DELIMITER_REASON
 from llmfoundry_gauntlet.tasks.score import UNPARSED as NO_ANSWER
 from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Measure, Prompt
 
@@ -363,9 +364,10 @@ def kinds_of(result: ItemResult) -> list[str]:
 
 
 def is_unparsed(result: ItemResult) -> bool:
-    """Return whether no answer was found in a generation."""
+    """Return whether no answer was found in a generation, or not where it should be."""
     has_no_letter = isinstance(result.gold, int) and result.predicted is None
-    return result.answer == '' or NO_ANSWER in (result.reason or '') or has_no_letter
+    reason = result.reason or ''
+    return result.answer == '' or NO_ANSWER in reason or NO_DELIMITER_REASON in reason or has_no_letter
 
 
 def find_prompts(

@@ -33,6 +33,7 @@ from llmfoundry_gauntlet.results.report.tables import (
     print_tables,
 )
 from llmfoundry_gauntlet.results.runs import Run, find_evaluations, recorded_run
+from llmfoundry_gauntlet.tasks.generation import NO_DELIMITER_SHARE
 from llmfoundry_gauntlet.types import Measure
 
 CLEAR = LEVEL  # a corrected p-value below it is marked, and a trend with one is shown with its signal to noise
@@ -43,6 +44,8 @@ SAMPLE_DATA = 'sample data, not the benchmark'
 SHORTENED = '\u2020'  # marks tasks with shortened prompts
 MANY_AT_LIMIT = 0.1  # of a task's generations; with more a note names the limit
 SHOWN_AT_LIMIT = 5  # tasks named of those with the same limit
+MANY_WITHOUT_DELIMITER = 0.1  # of a task's generations; with more a note names the task
+WITHOUT_DELIMITER = 'generations without the cot_delimiter before their answer, so that all of the text is compared'
 OTHER_TASKS = 'tasks outside the gauntlet'
 LEGEND = (
     f'*: a clear difference, p below {CLEAR} after correction for the number of all comparisons shown (Holm)',
@@ -280,6 +283,7 @@ def score_notes(evaluations: Sequence[Run]) -> list[str]:
     """Return notes on prompts and data: the marks of tasks, and data that are not the published ones."""
     notes = [f'{SHORTENED} {text}' for text in [shortened_banner(evaluations)] if text]
     notes += limit_notes(evaluations[-1])
+    notes += delimiter_notes(evaluations)
     unscored = {}
     for evaluation in evaluations:
         for key, task in evaluation.scores.tasks.items():
@@ -325,6 +329,23 @@ def limit_notes(evaluation: Run) -> list[str]:
         more = f' and {plural(num_more, "more task")}' if num_more > 0 else ''
         notes.append(f'{", ".join(tasks[:SHOWN_AT_LIMIT])}{more} ended at {limit}')
     return notes
+
+
+def delimiter_notes(evaluations: Sequence[Run]) -> list[str]:
+    """Return a line with the tasks of which many generations have no delimiter, with the share in each evaluation."""
+    shares_by_task: dict[str, list[float | None]] = {}
+    for place, evaluation in enumerate(evaluations):
+        for key, task in evaluation.scores.tasks.items():
+            measured = (task.metrics or {}).get(NO_DELIMITER_SHARE)
+            shares = shares_by_task.setdefault(key, [None] * len(evaluations))
+            shares[place] = None if measured is None else measured.value
+
+    tasks = []
+    for key, shares in shares_by_task.items():
+        if max(share or 0.0 for share in shares) >= MANY_WITHOUT_DELIMITER:
+            shown = ['unknown' if share is None else f'{100 * share:.0f} %' for share in shares]
+            tasks.append(f'{key} {" and ".join(shown)}')
+    return [f'{WITHOUT_DELIMITER}: {listed(tasks)}'] if tasks else []
 
 
 def headline_cells(evaluations: Sequence[Run]) -> Iterator[tuple[str, ScoreRow]]:

@@ -580,6 +580,7 @@ TRUNCATED = 'truncated at the token limit'
             GENERATION | {'reason': f'no answer found in the generation; {TRUNCATED}'},
             ['wrong', 'truncated', 'unparsed'],
         ),
+        (GENERATION | {'reason': 'no delimiter found, so all of it is compared'}, ['wrong', 'unparsed']),
         (GENERATION | {'gold': 2}, ['wrong', 'unparsed']),
         # Code, which has no answer to find.
         (GENERATION | {'gold': None, 'answer': None, 'reason': 'AssertionError'}, ['wrong']),

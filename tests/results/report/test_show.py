@@ -351,6 +351,30 @@ def test_tables_mark_shortened_prompts(shown, changed, form: str):
     assert '- \u2020 prompts of 1 of 5 tasks are shortened to fit 128 tokens; 10-shot is 1.4 on average' in words
 
 
+def test_a_note_names_tasks_with_many_generations_without_a_delimiter(shown, changed):
+    """From a tenth of the generations on, with the share in each run.
+
+    Mutations: no threshold; the share of the last run alone.
+    """
+
+    def lacking(*shares: float) -> dict[str, Any]:
+        accuracy = {'value': 0.5, 'standard_error': 0.1}
+        return {
+            f'cot{place}/3-shot': {'metrics': {'Accuracy': accuracy, 'NoDelimiterShare': {'value': share}}}
+            for place, share in enumerate(shares)
+        }
+
+    one, other = changed(lacking(0.65, 0.1, 0.09)), changed(lacking(0.0, 1.0))
+
+    words = ' '.join(shown(one).split())
+    of_both = ' '.join(shown(one, other).split())
+
+    note = '- generations without the cot_delimiter before their answer, so that all of the text is compared: '
+    assert f'{note}cot0/3-shot 65 %, cot1/3-shot 10 % ' in words
+    assert 'cot2/3-shot 9 %' not in words
+    assert f'{note}cot0/3-shot 65 % and 0 %, cot1/3-shot 10 % and 100 % ' in of_both
+
+
 @pytest.mark.parametrize('form', ['table', 'markdown'])
 def test_tables_have_intervals_in_place_of_errors_of_0(shown, changed, form: str):
     interval = {'value': 1.0, 'standard_error': 0.0, 'confidence_interval': [0.646, 1.0]}
