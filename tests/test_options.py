@@ -156,7 +156,7 @@ WRONG = [  # a command, and a fact of each line of its message
     ('run --out FULL --model MODEL', 'is not empty'),
     ('run --out o --model /nowhere/model', f'--model: /nowhere/model: {IS_FILE}'),
     ('run --out o --model .', 'has no config.json'),
-    ('run --out o --model FULL/damaged.pt', 'is not a Composer checkpoint'),
+    ('run --out o --model FULL/damaged.pt', 'is not a checkpoint'),
     ('run --out o --model MODEL --tokenizer /nowhere', f'--tokenizer: /nowhere: {IS_FILE}'),
     ('run --out o --model MODEL --only copq,saftey,piqa', '--only: copq: no such', '--only: saftey: no such'),
     ('run --out o --model MODEL --data-root /nowhere', '57 of 57 data files are missing below /nowhere: '),

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,15 +14,20 @@ from typing import Any
 from llmfoundry_gauntlet.data.stores import Store, StoredFile, scheme_of
 from llmfoundry_gauntlet.errors import ModelError, listed
 from llmfoundry_gauntlet.runtime.checkpoints import (
+    ADAPTER_CONFIG,
     CONFIG,
     LINK,
     METADATA,
+    OF_ACCELERATE,
+    SAFETENSORS,
     SHARD,
     parts_without_optimizer,
 )
 from llmfoundry_gauntlet.runtime.distributed import barrier, gather, global_rank, local_rank, meet, raised_on_all_ranks
 
 BATCH = re.compile(r'(?:^|[^A-Za-z])(?:ba|batch|checkpoint-|step)[-_]?(\d+)')
+SINGLE_FILE = '.pt'
+OPTIMIZER = re.compile(r'optimizer_\d+')  # a sharded folder of Accelerate, beside that of the weights
 LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # rank 0's file represents the files of all ranks
 
 
@@ -49,32 +54,46 @@ class Checkpoint:
 def find_checkpoints(files: Sequence[StoredFile]) -> list[Checkpoint]:
     """Return the checkpoints among files, sorted by name.
 
-    These are Composer's single files (`*.pt`), its sharded folders, and Hugging Face folders. Hidden files and folders
-    are skipped.
+    These are single files (`*.pt`), sharded folders, Hugging Face folders and those of PEFT adapters. Hidden files and
+    folders are skipped, and single files below the folder of a checkpoint.
     """
     by_parent: dict[str, list[StoredFile]] = {}
     for file in files:
         path = PurePosixPath(file.name)
         if not any(part.startswith('.') and part != METADATA for part in path.parts):
             by_parent.setdefault(str(path.parent), []).append(file)
-    checkpoints = []
+
+    checkpoints: list[Checkpoint] = []
     for folder, inside in by_parent.items():
         checkpoints += checkpoints_in(folder, inside)
-    return sorted(checkpoints, key=lambda checkpoint: checkpoint.name)
+    of_batches = {PurePosixPath(checkpoint.name) for checkpoint in checkpoints if checkpoint.batch is not None}
+    alone = [checkpoint for checkpoint in checkpoints if not is_part(checkpoint, of_batches)]
+    return sorted(alone, key=lambda checkpoint: checkpoint.name)
+
+
+def is_part(checkpoint: Checkpoint, of_batches: Set[PurePosixPath]) -> bool:
+    """Return whether a file is part of one of these checkpoints: the state of a scheduler, or shards of DeepSpeed."""
+    path = PurePosixPath(checkpoint.name)
+    return path.suffix == SINGLE_FILE and not of_batches.isdisjoint(path.parents)
 
 
 def checkpoints_in(folder: str, files: Sequence[StoredFile]) -> list[Checkpoint]:
     """Return the checkpoint that a folder is, or the single-file ones in it; `files` are those in it, not below."""
     file_of_name = {PurePosixPath(file.name).name: file for file in files}
     if METADATA in file_of_name or any(name.endswith(SHARD) for name in file_of_name):
+        path = PurePosixPath(folder)
+        if OPTIMIZER.fullmatch(path.name):
+            return []
         shards = [file for name, file in file_of_name.items() if name.endswith(SHARD) or name == METADATA]
-        return [Checkpoint(name=folder, files=tuple(shards))]
-    if CONFIG in file_of_name or any(name.endswith('.safetensors') for name in file_of_name):
+        name = str(path.parent) if path.name == OF_ACCELERATE else folder
+        return [Checkpoint(name=name, files=tuple(shards))]
+    is_model = CONFIG in file_of_name or ADAPTER_CONFIG in file_of_name
+    if is_model or any(name.endswith(SAFETENSORS) for name in file_of_name):
         return [Checkpoint(name=folder, files=tuple(files))]
     return [
         Checkpoint(name=file.name, files=(file,))
         for name, file in file_of_name.items()
-        if name.endswith('.pt') and not LATER_RANK.search(name)
+        if name.endswith(SINGLE_FILE) and not LATER_RANK.search(name)
     ]
 
 
@@ -161,6 +180,6 @@ def what_is_in_it(names: list[str]) -> str:
         known = ', '.join(checkpoint.name for checkpoint in checkpoints)
         return f'is a folder of {len(checkpoints)} checkpoints; name one of them: {known}'
     return (
-        f'is not a model: it has no {CONFIG} and no {METADATA}; allowed: a Composer checkpoint, whole or sharded, or a '
+        f'is not a model: it has no {CONFIG} and no {METADATA}; allowed: a checkpoint, whole or sharded, or a '
         f'Hugging Face folder; it contains {listed(sorted(names)) or "no files"}'
     )

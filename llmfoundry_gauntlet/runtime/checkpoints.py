@@ -1,6 +1,7 @@
 """Read checkpoints without executing code from them.
 
-Formats: Composer checkpoints, in one file or sharded, and the weights in Hugging Face folders.
+Formats: files that torch.save wrote, folders of torch.distributed.checkpoint, and the weights in Hugging Face folders.
+Those of Composer also have the configuration, the tokenizer and the time.
 """
 
 from __future__ import annotations
@@ -30,12 +31,18 @@ from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load, load_state_dict
 from transformers import PretrainedConfig
 
 from llmfoundry_gauntlet.errors import FOREIGN_ERRORS, ModelError, listed
+from llmfoundry_gauntlet.runtime.weight_names import (
+    EXPORT_OF_MEGATRON,
+    check_no_other_model,
+    names_of_entries,
+    weights_in,
+)
 from llmfoundry_gauntlet.types import TrainingPoint
 
 # A file that is damaged or of another kind, or a configuration that transformers 5 refuses.
@@ -65,16 +72,18 @@ MAX_MESSAGE = 300
 SAFE_TORCH = Version('2.10')  # whose reader of pickles has no known fault
 log = logging.getLogger(__name__)
 METADATA = '.metadata'  # of a sharded checkpoint
+SAFETENSORS = '.safetensors'
 CONFIG = 'config.json'  # of a Hugging Face folder
+ADAPTER_CONFIG = 'adapter_config.json'  # of the folder of a PEFT adapter
+OF_ACCELERATE = 'pytorch_model_fsdp_0'  # in the folder of a checkpoint: its weights, sharded
 SHARD = '.distcp'
 LINK = '.symlink'  # of Composer's symlinks in object stores: text files that contain the name of the target
 PACKED = ('.tar', '.gz', '.tgz', '.bz2', '.lz4', '.lzma', '.lzo', '.xz', '.zst')
 WEIGHTS = ('model.safetensors', 'pytorch_model.bin')
-OF_MODEL = ('state', 'model')
-PREFIX = 'model.'  # of weight names in a Composer checkpoint: HuggingFaceModel.model is the network
 OF_HUGGINGFACE = ('state', 'integrations', 'huggingface')
-OF_OPTIMIZERS = ('state', 'optimizers')
 OF_TIME = ('state', 'timestamp')
+OF_OPTIMIZER = 'optim'  # the beginning of a key: Composer's optimizers, torchtitan's optimizer, the tutorial's optim
+COMMON = 'common.pt'  # beside the shards of Megatron
 READ_AGAIN = 'copy it again, or name another checkpoint'
 
 
@@ -148,6 +157,15 @@ def load_inert(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
                 raise pickle.UnpicklingError(str(reason).partition('\n')[0]) from error
 
 
+class PropertiesOfLaterTorch(TensorProperties):
+    """The properties of a stored tensor, also as a later version of torch wrote them (docs/compatibility.md)."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        # torch 2.15 also writes the strides, which torch 2.7 does not read; what is loaded is contiguous.
+        num_read = len(TensorProperties().__getstate__())
+        super().__setstate__(state[:num_read])  # type: ignore[no-untyped-call]
+
+
 class MetadataUnpickler(pickle.Unpickler):
     """Unpickle the `.metadata` of a sharded checkpoint, refusing all classes except those of torch's metadata."""
 
@@ -155,6 +173,8 @@ class MetadataUnpickler(pickle.Unpickler):
         """Return a class of torch's metadata. Raise UnpicklingError for any other."""
         if name not in OF_METADATA.get(module, ()):
             raise pickle.UnpicklingError(f'names {module}.{name}, which is not part of the metadata of a checkpoint')
+        if (module, name) == (TensorProperties.__module__, TensorProperties.__name__):
+            return PropertiesOfLaterTorch
         # A checkpoint that Python 3.13 has written is read by earlier versions too, and the reverse.
         return super().find_class('pathlib' if name in PATHS else module, name)
 
@@ -224,7 +244,7 @@ class StoredWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointContent:
-    """The model in a Composer checkpoint; `huggingface` is the state stored by its HuggingFaceModel.
+    """The model in a checkpoint; `huggingface` is the state stored by Composer's HuggingFaceModel, None without one.
 
     `read_weights` raises ModelError.
     """
@@ -243,13 +263,10 @@ def read_file(path: Path) -> CheckpointContent:
     """Read a single-file checkpoint, memory-mapped. Raise ModelError."""
     if path.name.endswith(PACKED):
         raise ModelError(f'{path}: is compressed or an archive; unpack it first and give the file in it')
-    content = load_mapped(path, 'a Composer checkpoint')
-    state = content.get('state') if isinstance(content, Mapping) else None
-    if not isinstance(state, Mapping) or not isinstance(state.get('model'), Mapping):
-        raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
-    tensors = {
-        name.removeprefix(PREFIX): value for name, value in state['model'].items() if isinstance(value, torch.Tensor)
-    }
+    content: Any = read_tensors(path) if path.suffix == SAFETENSORS else load_mapped(path, 'a checkpoint')
+    tensors = weights_in(path, content)
+    state = content.get('state')
+    state = state if isinstance(state, Mapping) else {}  # of Composer
     return CheckpointContent(
         read_weights=lambda: StoredWeights(tensors=tensors, is_mapped=True),
         huggingface=huggingface_of(state),
@@ -270,7 +287,7 @@ def load_mapped(path: Path, kind: str) -> Any:
     except UnpicklingError as error:
         raise ModelError(
             f'{path}: cannot be read as {kind} without running code: {reason_of(error)}; save it again with '
-            'save_weights_only: true, or as a Hugging Face folder'
+            "the weights alone (Composer's save_weights_only: true), or as a Hugging Face folder"
         ) from error
     except READING_ERRORS as error:
         raise ModelError(f'{path}: is not {kind}: {reason_of(error)}') from error
@@ -307,22 +324,29 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
     The tokenizer consists of thousands of entries, one per token, and is read only if `wants_tokenizer`.
     """
     metadata = metadata_of(path)
-    keys_of_entry = {name: tuple(keys) for name, keys in (metadata.planner_data or {}).items()}
+    keys_of_entry = keys_by_entry(metadata)
 
     # The entries of the model's tensors.
-    of_model = {
+    tensors = {
         entry: stored
         for entry, stored in metadata.state_dict_metadata.items()
-        if isinstance(stored, TensorStorageMetadata) and keys_of_entry.get(entry, ())[:2] == OF_MODEL
+        if isinstance(stored, TensorStorageMetadata)
     }
-    if not of_model:
-        raise ModelError(f"{path}: is not a Composer checkpoint: it has no 'state' with a 'model'")
+    name_of_entry = names_of_entries({entry: keys_of_entry[entry] for entry in tensors})
+    if not name_of_entry:
+        raise ModelError(
+            f'{path}: has no weights: its entries are {listed(metadata.state_dict_metadata)}; allowed: tensors by '
+            "name, alone, in 'model', or in Composer's 'state' with a 'model'"
+        )
+    check_no_other_model(path, {name: tensors[entry].size for entry, name in name_of_entry.items()})
     check_shards(path, metadata)
 
     def read_weights() -> StoredWeights:
-        tensors = {entry: torch.empty(of.size, dtype=of.properties.dtype) for entry, of in of_model.items()}
-        load_distributed(path, tensors)
-        named = {str(keys_of_entry[entry][2]).removeprefix(PREFIX): tensor for entry, tensor in tensors.items()}
+        weights = {
+            entry: torch.empty(tensors[entry].size, dtype=tensors[entry].properties.dtype) for entry in name_of_entry
+        }
+        load_distributed(path, weights)
+        named = {name_of_entry[entry]: weight for entry, weight in weights.items()}
         return StoredWeights(tensors=named, is_mapped=False)
 
     # Everything else that is read: the time, and the configuration and tokenizer.
@@ -343,6 +367,8 @@ def read_sharded(path: Path, *, wants_tokenizer: bool) -> CheckpointContent:
 
 def metadata_of(path: Path) -> Metadata:
     """Return the metadata of a sharded checkpoint. Raise ModelError."""
+    if (path / COMMON).is_file():
+        raise ModelError(f'{path}: {EXPORT_OF_MEGATRON}')
     if not (path / METADATA).is_file():
         raise ModelError(f'{path}: has shards but no {METADATA}, which is written last; {READ_AGAIN}')
     with model_errors(f'{path / METADATA}: cannot be read', READ_AGAIN):
@@ -350,15 +376,21 @@ def metadata_of(path: Path) -> Metadata:
     return metadata
 
 
+def keys_by_entry(metadata: Metadata) -> dict[str, tuple[Any, ...]]:
+    """Return the keys that led to each entry of a sharded checkpoint when it was saved, else its name alone."""
+    planned = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
+    return {entry: tuple(planned.get(entry, (entry,))) for entry in metadata.state_dict_metadata}
+
+
 def parts_without_optimizer(path: Path) -> dict[str, list[tuple[int, int]]]:
     """Return (start, end) in bytes of the entries in each shard, except those of optimizers. Raise ModelError."""
     metadata = metadata_of(path)
-    keys_of_entry = metadata.planner_data or {}
+    keys_of_entry = keys_by_entry(metadata)
     parts: dict[str, list[tuple[int, int]]] = {}  # by file; a file of optimizers alone has none
     for index, stored in metadata.storage_data.items():
         parts_of_file = parts.setdefault(stored.relative_path, [])
-        keys = tuple(keys_of_entry.get(index.fqn, ()))
-        if keys[:2] != OF_OPTIMIZERS:
+        outer_keys = keys_of_entry.get(index.fqn, ())[:2]
+        if not any(str(key).startswith(OF_OPTIMIZER) for key in outer_keys):
             parts_of_file.append((stored.offset, stored.offset + stored.length))
     return parts
 
@@ -391,6 +423,11 @@ def load_distributed(path: Path, values: dict[str, Any]) -> None:
             raise ModelError(f'{path}: cannot be read: {listed(reasons)}; {READ_AGAIN}') from error
 
 
+def has_weights(path: Path) -> bool:
+    """Return whether a folder has the weights of a Hugging Face model, complete or not."""
+    return any((path / name).is_file() or (path / f'{name}.index.json').is_file() for name in WEIGHTS)
+
+
 def read_folder(path: Path) -> StoredWeights:
     """Read the weights of a Hugging Face folder, memory-mapped from one or several files. Raise ModelError."""
     for name in WEIGHTS:
@@ -420,7 +457,7 @@ def read_shards(index: Path) -> dict[str, torch.Tensor]:
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read the tensors of a file, memory-mapped. Raise ModelError."""
-    if path.suffix != '.safetensors':
+    if path.suffix != SAFETENSORS:
         content = load_mapped(path, 'a file of weights')
         if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
             raise ModelError(f'{path}: is not a file of weights: it contains something other than named tensors')

@@ -6,7 +6,6 @@ is missing, unknown or of another shape is an error here, where transformers dra
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,12 +19,9 @@ from transformers.utils import logging as transformers_logging
 
 from llmfoundry_gauntlet.errors import ModelError, listed
 from llmfoundry_gauntlet.runtime.checkpoints import StoredWeights, model_errors, place_of_config
+from llmfoundry_gauntlet.runtime.weight_names import huggingface_weights
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-# What wrappers add to the names of a model's weights: DataParallel in front, torch.compile and FSDP anywhere.
-OUTER_WRAPPER = 'module.'
-WRAPPERS = re.compile(r'\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
-OF_ADAPTER = re.compile(r'\.(?:lora_[A-Z]\w*|base_layer|modules_to_save|original_module)\.')
 # `dtype` was named `torch_dtype` before transformers 4.56 (docs/compatibility.md).
 DTYPE = 'dtype' if Version(transformers.__version__) >= Version('4.56') else 'torch_dtype'
 MAY_BE_MISSING = '_keys_to_ignore_on_load_missing'  # of the classes of models
@@ -62,8 +58,8 @@ def load_network(
         place, found = source.parent, {'gguf_file': source.name}
     else:
         stored = source()
-        weights, is_mapped = without_wrappers(stored.tensors), stored.is_mapped
-        check_no_adapter(name, weights)
+        weights = huggingface_weights(name, config, empty.state_dict(), stored.tensors)
+        is_mapped = stored.is_mapped
         check_types(name, empty, weights)
         place, found = None, {'state_dict': dict(weights)}
     with model_errors(f'{name}: the weights cannot be loaded'), quiet(), all_reported(empty):
@@ -101,24 +97,6 @@ def empty_network(name: str, config: PretrainedConfig, *, dtype: torch.dtype, tr
         network = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code, **{DTYPE: dtype})
         network.tie_weights()
     return network.eval().requires_grad_(False)
-
-
-def without_wrappers(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return weights by the names that they have in the model alone, not in DDP, FSDP or a compiled model."""
-    is_wrapped = all(name.startswith(OUTER_WRAPPER) for name in weights)
-    outer = OUTER_WRAPPER if is_wrapped else ''
-    return {WRAPPERS.sub('', name.removeprefix(outer)): tensor for name, tensor in weights.items()}
-
-
-def check_no_adapter(name: str, weights: Collection[str]) -> None:
-    """Raise ModelError if weights are those of a PEFT adapter, or of a model with one inside."""
-    of_adapter = [weight for weight in weights if OF_ADAPTER.search(weight)]
-    if of_adapter:
-        raise ModelError(
-            f'{name}: has the weights of a PEFT adapter ({listed(of_adapter)}); merge it into the model before it is '
-            'saved (merge_and_unload), or save the adapter with save_pretrained and give its base as --model and its '
-            'folder as --adapter'
-        )
 
 
 def check_types(name: str, empty: Any, weights: Mapping[str, torch.Tensor]) -> None:

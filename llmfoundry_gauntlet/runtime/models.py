@@ -1,4 +1,4 @@
-"""Load models and tokenizers from Hugging Face folders or names and Composer checkpoints, local or in object stores."""
+"""Load models and tokenizers from Hugging Face folders or names and checkpoints, local or in object stores."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ from llmfoundry_gauntlet.data.stores import scheme_of
 from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError, describe, suggestion, tokenizer_errors
 from llmfoundry_gauntlet.runtime.checkpoint_folders import downloaded, named_as, what_is_in_it
 from llmfoundry_gauntlet.runtime.checkpoints import (
+    ADAPTER_CONFIG,
     CONFIG,
+    OF_ACCELERATE,
     CheckpointContent,
+    has_weights,
     is_sharded_checkpoint,
     model_errors,
     place_of_config,
@@ -44,7 +47,7 @@ from llmfoundry_gauntlet.runtime.loading import WeightSource, load_network
 from llmfoundry_gauntlet.types import TrainingPoint
 
 GGUF = '.gguf'  # the suffix of its files
-GENERATION, ADAPTER_CONFIG = 'generation_config.json', 'adapter_config.json'
+GENERATION = 'generation_config.json'
 TOKENIZER, TOKENIZER_CONFIG = 'tokenizer.json', 'tokenizer_config.json'
 OF_TOKENIZER = ('tokenizer', 'vocab', 'spiece', 'sentencepiece', 'merges')  # prefixes of its file names
 TOKENIZER_SUFFIXES = ('.model', '.tiktoken')
@@ -141,7 +144,7 @@ class ModelSource:
     tokenizer: PreTrainedTokenizerBase
     load: Callable[[torch.device], Any]
     revision: str | None = None  # the commit of a model from the hub
-    training: TrainingPoint | None = None  # of a Composer checkpoint
+    training: TrainingPoint | None = None  # of a checkpoint of Composer
 
     @property
     def record(self) -> dict[str, Any]:
@@ -183,11 +186,19 @@ def open_local(path: Path, settings: ModelSettings) -> ModelSource:
         return open_gguf(path, settings)
     if path.is_file():
         return open_checkpoint(path, read_file(path), settings)
+    if is_sharded_checkpoint(path / OF_ACCELERATE):
+        path = path / OF_ACCELERATE
     if is_sharded_checkpoint(path):
         return open_checkpoint(path, read_sharded(path, wants_tokenizer=settings.tokenizer is None), settings)
     if not (path / CONFIG).is_file() and (path / ADAPTER_CONFIG).is_file():
         raise ModelError(f'{settings.model}: is a PEFT adapter; give its base as --model and this as --adapter')
-    if not (path / CONFIG).is_file():
+    if not (path / CONFIG).is_file() and has_weights(path):
+        if settings.model_config is None:
+            raise ModelError(
+                f'{settings.model}: has weights and no {CONFIG}, so that their architecture is not known; give the '
+                'folder or name of a model of the same architecture with --model-config'
+            )
+    elif not (path / CONFIG).is_file():
         inside = [*path.glob('*'), *path.glob('*/*')]
         names = [file.relative_to(path).as_posix() for file in inside if file.is_file()]
         raise ModelError(f'{settings.model}: {what_is_in_it(names)}')
@@ -268,7 +279,10 @@ def with_adapter(network: Any, name: str) -> Any:
 
 
 def open_checkpoint(path: Path, checkpoint: CheckpointContent, settings: ModelSettings) -> ModelSource:
-    """Return the source of a Composer checkpoint of a HuggingFaceModel. Raise ModelError."""
+    """Return the source of a checkpoint, with the configuration and tokenizer that it stores or else the given ones.
+
+    Raise ModelError.
+    """
     if settings.model_config is None:
         config = with_overrides(stored_config(path, checkpoint.huggingface), settings.config_overrides)
     else:
@@ -290,7 +304,8 @@ def stored_config(path: Path, stored: Mapping[str, Any] | None) -> PretrainedCon
     """Return the model configuration stored in a Composer checkpoint. Raise ModelError."""
     if stored is None:
         raise ModelError(
-            f'{path}: has no Hugging Face configuration and tokenizer; give them with --model-config and --tokenizer'
+            f'{path}: has no Hugging Face configuration and tokenizer; give them with --model-config and --tokenizer: '
+            'it has weights, but not the architecture that they are of'
         )
     with model_errors(f'{path}: its model configuration cannot be loaded; give one with --model-config'):
         content = dict(stored['model']['config']['content'])

@@ -185,12 +185,14 @@ class Watcher:
     def _list(self) -> None:
         """List the checkpoints and update their states."""
         checkpoints = find_checkpoints(self.store.files())
-        if any(checkpoint.name == '.' for checkpoint in checkpoints):
+        below = [checkpoint for checkpoint in checkpoints if checkpoint.name != '.']
+        if checkpoints and not below:
             raise ModelError(
                 f'{self.store.uri}: is a checkpoint itself; give the folder above it, or evaluate it with gauntlet '
                 'run --model'
             )
-        self.checkpoints = sorted(checkpoints, key=lambda checkpoint: checkpoint.batch or -1, reverse=True)
+        # The folder itself may have the final model, beside the checkpoints of its training.
+        self.checkpoints = sorted(below, key=lambda checkpoint: checkpoint.batch or -1, reverse=True)
         self.claims.refresh()
         for checkpoint in self.checkpoints:
             if checkpoint not in self.states:  # new or overwritten

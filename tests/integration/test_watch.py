@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_is_skipped_until_it_changes_and_an_overwritten_one
     content['state']['model'] = {name: other[name] for name in content['state']['model']}
     torch.save(content, older)
     assert watch()[0] == 1
-    assert "is not a Composer checkpoint: it has no 'state'" in caplog.text and runs(caplog) == BOTH
+    assert 'has no weights: it holds the keys state; ' in caplog.text and runs(caplog) == BOTH
     assert not (folder / 'watched/ba4').exists()
     assert outcome(folder / 'watched/ba2') != outcome(trained / 'training/ba2')
     assert not (folder / 'watched/ba2/journal').exists()

@@ -146,7 +146,7 @@ def test_calls_in_a_checkpoint_that_torch_refuses_are_an_error(
     argument = f'touch {str(marker)!r}' if call is os.system else marker
     content['state']['callbacks'] = Marking(call, argument)
     torch.save(content, tmp_path / 'x.pt')
-    refusal = r'x\.pt: cannot be read as a Composer checkpoint without running code: '
+    refusal = r'x\.pt: cannot be read as a checkpoint without running code: '
 
     with pytest.raises(ModelError, match=refusal) as raised:
         read_file(tmp_path / 'x.pt')

@@ -119,13 +119,13 @@ def test_a_truncated_file(models: Path, tmp_path: Path, refused: Refused, size_o
     size = size_of(path.stat().st_size)
     cut(path, size)
 
-    assert f'x.pt: is not a Composer checkpoint: it is truncated after {size} bytes, or ' in refused(path)
+    assert f'x.pt: is not a checkpoint: it is truncated after {size} bytes, or ' in refused(path)
 
 
 def test_a_file_of_another_kind(tmp_path: Path, refused: Refused):
     torch.save({'weights': {}}, tmp_path / 'x.pt')
 
-    assert "x.pt: is not a Composer checkpoint: it has no 'state' with a 'model'" in refused(tmp_path / 'x.pt')
+    assert 'x.pt: has no weights: it holds the keys weights; allowed: ' in refused(tmp_path / 'x.pt')
 
 
 def test_a_compressed_file(models: Path, tmp_path: Path, refused: Refused):
