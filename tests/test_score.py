@@ -140,7 +140,9 @@ def test_results_have_all_keys(written):
     }
     names = {ORDER: LETTERS, PROMPT: range(10), DRAWN: range(1, 6)}
     for perturbation, found in entry['perturbations'].items():
-        others = {'accuracy_by_variant', 'accuracy_by_gold', 'num_questions', 'num_incomplete'}
+        by_part = {'accuracy_by_variant', 'accuracy_by_gold'}
+        by_constant_letter = {'accuracy_by_constant_letter', 'consistency_rate_by_constant_letter'}
+        others = {*by_part, *by_constant_letter, 'num_questions', 'num_incomplete'}
         over_prompts = {'accuracy_over_prompts', 'consistency_rate_over_prompts', 'prompt_deviation'}
         assert set(found) == measures | others | (over_prompts if perturbation == PROMPT else set())
         assert (found['num_questions'], found['num_incomplete']) == (3, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,35 @@ def test_answers_generated_elsewhere_are_scored(right_answers, scored: Callable[
             assert record['metrics'][f'{prefix}/accuracy'] == 1
     for seed in (1, 2):
         assert f'icl/metrics/score/math/non_greedy/non_greedy_{seed}/accuracy' in record['metrics']
+
+
+TWICE = {**LAW, 'options': ['he', 'she', 'he', 'they'], 'category': 'history'}
+
+
+@pytest.mark.parametrize('letter', 'ABCDE')
+def test_constant_letters_have_the_scores_of_answers_that_give_this_letter(
+    write_jsonl, tmp_path: Path, scored: Callable[..., Path], letter: str
+):
+    """Two questions of two categories, one with 3 options, one with 4 of which two are alike.
+
+    Mutation: repeated options count as two; a letter without an option counts as one.
+    """
+    write_score_files(write_jsonl, 'data/score', LAW, TWICE)
+    lines = exported(tmp_path / 'data', {'dataset': 'mmlu_pro'}, {'dataset': 'agieval'})
+    answers = [{**{name: line[name] for name in NAMES}, 'text': f'The best answer is {letter}.'} for line in lines]
+
+    datasets = record_of(scored(answers))['score']
+
+    compared = 0
+    for dataset, perturbation in product(('mmlu_pro', 'agieval'), (ORDER, PROMPT, DRAWN)):
+        scores = datasets[dataset]['perturbations'][perturbation]
+        for metric in ('accuracy', 'consistency_rate'):
+            by_letter = scores[f'{metric}_by_constant_letter']
+            assert list(by_letter) == list('ABCD' if dataset == 'mmlu_pro' else 'AB')
+            constant = by_letter.get(letter, {'value': 0.0})
+            assert constant['value'] == pytest.approx(scores[metric]['value'])
+            compared += 1
+    assert compared == 12
 
 
 def test_answers_are_in_the_samples(right_answers, scored: Callable[..., Path]):

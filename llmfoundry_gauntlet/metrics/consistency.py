@@ -11,6 +11,7 @@ import functools
 import hashlib
 import math
 import operator
+import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -95,7 +96,8 @@ class VariantResult:
     `gold` the gold option's label in the variant, '' without options. `score` is None if unscored. `answer` is
     compared: the text of the chosen option or the answer of a problem; None is unparsed and agrees with nothing.
     `reference_answer` is extracted by the reference's rule. `cluster` is the number of the question's cluster, such as
-    a passage; None without one.
+    a passage; None without one. `options` has a character for each option in the order of the variant, the same for
+    options with the same text; '' without options, or if they are unknown.
     """
 
     question: QuestionKey
@@ -106,6 +108,7 @@ class VariantResult:
     answer: str | None
     reference_answer: str | None
     cluster: int | None = None
+    options: str = ''
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,8 @@ class PerturbationScore:
     `accuracy` is either `accuracy_micro` or `accuracy_macro`, as are those by variant and by gold label.
     `accuracy_mean` is the plain mean over variants. Means over questions have a standard error. `num_questions` counts
     all questions, `num_incomplete` those with an unscored variant, which consistency leaves out. `over_prompts` is of
-    the prompt perturbation alone.
+    the prompt perturbation alone. Those by constant letter are of an answer that is the same letter in every variant:
+    a property of the questions, without an error, and {} without options.
     """
 
     accuracy: Measure
@@ -129,6 +133,8 @@ class PerturbationScore:
     all_variants_right: Measure
     consistency_rate: Measure
     consistency_rate_reference: Measure
+    accuracy_by_constant_letter: Mapping[str, Measure]
+    consistency_rate_by_constant_letter: Mapping[str, Measure]
     unparsed_rate: Measure
     num_questions: int
     num_incomplete: int
@@ -186,6 +192,7 @@ def perturbation_score(
     no_rates = 'no question has more than one variant' if complete else incomplete
     accuracy = by_category if macro else micro
     consistency_rate = mean_share(agreements(complete, equal), no_rates)
+    constant_accuracy, constant_rate = scores_by_constant_letter(questions.values(), macro=macro)
     return PerturbationScore(
         accuracy=accuracy,
         accuracy_micro=micro,
@@ -198,11 +205,43 @@ def perturbation_score(
         all_variants_right=mean_share(all_right, incomplete),
         consistency_rate=consistency_rate,
         consistency_rate_reference=reference_consistency,
+        accuracy_by_constant_letter=constant_accuracy,
+        consistency_rate_by_constant_letter=constant_rate,
         unparsed_rate=unparsed_rate(scored, missing),
         num_questions=len(questions),
         num_incomplete=len(questions) - len(complete),
         over_prompts=scores_over_prompts(accuracy, consistency_rate, complete, macro=macro, equal=equal),
     )
+
+
+def scores_by_constant_letter(
+    questions: Iterable[Sequence[VariantResult]], *, macro: bool
+) -> tuple[dict[str, Measure], dict[str, Measure]]:
+    """Return accuracy and consistency rate of an answer that is the same letter in every variant, by letter.
+
+    A letter that a question does not have is no answer: it is wrong, and agrees with nothing.
+    """
+    with_options = [group for group in questions if all(result.options for result in group)]
+    most_options = max((len(result.options) for group in with_options for result in group), default=0)
+
+    accuracies: dict[str, Measure] = {}
+    rates: dict[str, Measure] = {}
+    for place, letter in enumerate(string.ascii_uppercase[:most_options]):
+        shares_right: dict[str, list[float]] = {}  # of each question, by category
+        shares_agreeing: list[float] = []
+        for group in with_options:
+            category = str(group[0].category if macro else None)
+            num_right = sum(result.gold == letter for result in group)
+            shares_right.setdefault(category, []).append(num_right / len(group))
+
+            answers = [result.options[place] if place < len(result.options) else None for result in group]
+            share_agreeing = agreement(answers)
+            if share_agreeing is not None:
+                shares_agreeing.append(share_agreeing)
+        accuracies[letter] = Measure(value=mean([mean(of_category) for of_category in shares_right.values()]))
+        if shares_agreeing:
+            rates[letter] = Measure(value=mean(shares_agreeing))
+    return accuracies, rates
 
 
 def unparsed_rate(scored: Sequence[VariantResult], missing: str | None) -> Measure:
@@ -275,7 +314,7 @@ def agreements(groups: Iterable[Sequence[VariantResult]], equal: Callable[[str, 
     """Return the agreement and the cluster of each question that has pairs of variants."""
     rates = []
     for group in groups:
-        rate = agreement(group, equal)
+        rate = agreement([result.answer for result in group], equal)
         if rate is not None:
             rates.append((rate, cluster_of_question(group[0])))
     return rates
@@ -289,17 +328,21 @@ def by_question(results: Iterable[VariantResult]) -> dict[QuestionKey, list[Vari
     return questions
 
 
-def agreement(group: Sequence[VariantResult], equal: Callable[[str, str], bool] = operator.eq) -> float | None:
-    """Return the share of a question's unordered pairs of variants with the same answer; None without pairs."""
-    if len(group) < 2:
+def agreement(answers: Sequence[str | None], equal: Callable[[str, str], bool] = operator.eq) -> float | None:
+    """Return the share of unordered pairs of variants with the same answer, from all to a question; None without pairs.
+
+    None is no answer, and agrees with nothing.
+    """
+    if len(answers) < 2:
         return None
-    counts = Counter(result.answer for result in group if result.answer is not None)
+    given = [answer for answer in answers if answer is not None]
+    counts = Counter(given)
     agreeing = sum(math.comb(count, 2) for count in counts.values())
     if equal is not operator.eq:
         agreeing += sum(
             counts[answer] * counts[other] for answer, other in combinations(counts, 2) if equal(answer, other)
         )
-    return agreeing / math.comb(len(group), 2)
+    return agreeing / math.comb(len(answers), 2)
 
 
 def accuracy_of(scored: Sequence[VariantResult], *, macro: bool, missing: str | None = None) -> Measure:

@@ -75,8 +75,10 @@ if TYPE_CHECKING:
 REFERENCE_LABELS = {MMLU_PRO: 'ABCDEFGHIJ', AGIEVAL: 'ABCD'}  # to which the paper's reference moves the gold option
 
 # Facts of a lettered question's item: the chosen option's text, the gold option's label in the data, and the number of
-# options.
+# options. Where options of a question have the same text, also the first label of each one's text, in the order of the
+# data: 'ABA' if the third option repeats the first.
 OPTION, OWN_GOLD, NUM_OPTIONS = 'option', 'own_gold', 'num_options'
+FIRST_LABELS = 'first_labels'
 LEAD = 'The best answer is'
 UNKNOWN = 'unknown'  # where the rows of a task are that is not given
 UNPARSED = 'no answer found in the generation'
@@ -173,7 +175,20 @@ def variant_result(result: ItemResult, *, is_math: bool) -> VariantResult:
         gold=LETTERS[result.gold],
         answer=None if chosen is None else str(chosen),
         reference_answer=letter if result.text is None else reference_letter(result.text),
+        options=options_of_variant(result),
     )
+
+
+def options_of_variant(result: ItemResult) -> str:
+    """Return a letter for the text of each option, in the order of the variant; '' of an item that is unscored."""
+    if OWN_GOLD not in result.facts:
+        return ''
+    assert isinstance(result.gold, int)  # a lettered question's
+    of_data = str(result.facts.get(FIRST_LABELS, LETTERS[: int(result.facts[NUM_OPTIONS])]))
+    own_gold = LETTERS.index(str(result.facts[OWN_GOLD]))
+    options = list(of_data)
+    options[own_gold], options[result.gold] = options[result.gold], options[own_gold]
+    return ''.join(options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,7 +493,19 @@ def score_letter(letter: str | None, content: Posed, why: str | None) -> Score:
 def facts_of(content: Posed, predicted: int | None) -> dict[str, str | int]:
     """Return the facts of an item that `robustness` needs."""
     facts: dict[str, str | int] = {OWN_GOLD: LETTERS[content.own_gold], NUM_OPTIONS: len(content.options)}
-    return facts if predicted is None else {**facts, OPTION: content.options[predicted]}
+    if len(set(content.options)) < len(content.options):
+        facts[FIRST_LABELS] = first_labels(content)
+    if predicted is not None:
+        facts[OPTION] = content.options[predicted]
+    return facts
+
+
+def first_labels(content: Posed) -> str:
+    """Return for each option, in the order of the data, the label of the first one with the same text."""
+    of_data = list(content.options)
+    # A variant has the gold option in the place of another.
+    of_data[content.own_gold], of_data[content.gold] = of_data[content.gold], of_data[content.own_gold]
+    return ''.join(LETTERS[of_data.index(option)] for option in of_data)
 
 
 def reason(output: Generation, answer: str | None) -> str | None:

@@ -39,16 +39,16 @@ def prompts(row: int, scores: str, answers: str = '', category: str | None = Non
     return results
 
 
-def always(letter: str, num_options: int, gold: str, row: int = 0) -> list[VariantResult]:
-    """Return the option orders of a question with texts t0, t1, ... by a model that always gives one letter."""
+def always(letter: str, num_options: int, gold: str, row: int = 0, **changes) -> list[VariantResult]:
+    """Return the option orders of a question with texts tA, tB, ... by a model that always gives one letter."""
     place_of_gold, place_of_answer = LABELS.index(gold), LABELS.index(letter)
     results = []
     for place, label in enumerate(LABELS[:num_options]):
-        texts = [f't{index}' for index in range(num_options)]
-        texts[place_of_gold], texts[place] = texts[place], texts[place_of_gold]
+        options = list(LABELS[:num_options])
+        options[place_of_gold], options[place] = options[place], options[place_of_gold]
         is_right = float(letter == label)
-        keys = {'gold': label, 'reference_answer': letter}
-        results.append(result(row, f'option_order:{label}', is_right, texts[place_of_answer], **keys))
+        keys = {'gold': label, 'reference_answer': letter, 'options': ''.join(options), **changes}
+        results.append(result(row, f'option_order:{label}', is_right, f't{options[place_of_answer]}', **keys))
     return results
 
 
@@ -246,12 +246,61 @@ def test_measures_without_items_have_a_reason():
         ('E', 5, 'E', 0, 1),
     ],
 )
-def test_always_giving_one_letter_is_not_consistent(letter, num_options, gold, ours, reference):
+def test_always_giving_one_letter_is_as_consistent_as_orders_leave_it(letter, num_options, gold, ours, reference):
     results = always(letter, num_options, gold)
     assert score(results).consistency_rate.value == pytest.approx(ours)
     labels = 'ABCD' if num_options in (4, 5) else LABELS
     rate = reference_consistency_rate(results, labels=labels, own_labels={(None, 0): gold})
     assert rate.value == pytest.approx(reference)
+
+
+def values_of(measures: Mapping[str, Measure]) -> dict[str, float | None]:
+    return {letter: measure.value for letter, measure in measures.items()}
+
+
+def test_constant_letters_have_the_scores_of_a_model_that_gives_one_letter():
+    """Mutation: a letter without an option agrees with itself. The answers given do not count."""
+    scored = score([*always('A', 4, 'A', 0), *always('B', 3, 'B', 1)])
+
+    fourth, third = 1 / 4, 1 / 3
+    accuracies = {'A': (fourth + third) / 2, 'B': (fourth + third) / 2, 'C': (fourth + third) / 2, 'D': fourth / 2}
+    assert values_of(scored.accuracy_by_constant_letter) == pytest.approx(accuracies)
+    # Pairs of 4 orders: 6, of which 3 show the same text at a label without the gold option, and 0 at that with it; of
+    # 3 orders: 3, of which 1 does.
+    rates = {'A': (0 + 1 / 3) / 2, 'B': (3 / 6 + 0) / 2, 'C': (3 / 6 + 1 / 3) / 2, 'D': (3 / 6 + 0) / 2}
+    assert values_of(scored.consistency_rate_by_constant_letter) == pytest.approx(rates)
+
+
+def test_constant_letters_are_averaged_like_the_scores_beside_them():
+    """Mutation: the accuracy of constant letters over questions, where that beside it is over categories."""
+    results = [
+        *always('A', 2, 'A', 0, category='a'),
+        *always('A', 4, 'A', 1, category='b'),
+        *always('A', 4, 'A', 2, category='b'),
+    ]
+
+    over_questions = score(results).accuracy_by_constant_letter['A']
+    over_categories = score(results, macro=True).accuracy_by_constant_letter['A']
+
+    assert over_questions == Measure(value=pytest.approx((1 / 2 + 1 / 4 + 1 / 4) / 3))
+    assert over_categories == Measure(value=pytest.approx((1 / 2 + 1 / 4) / 2))
+
+
+def test_a_constant_letter_agrees_where_options_have_the_same_text():
+    # The third option repeats the first, and the second is right.
+    results = [
+        result(0, 'option_order:A', 0.0, gold='A', options='BAA'),
+        result(0, 'option_order:B', 0.0, gold='B', options='ABA'),
+        result(0, 'option_order:C', 0.0, gold='C', options='AAB'),
+    ]
+
+    assert values_of(score(results).consistency_rate_by_constant_letter) == pytest.approx(dict.fromkeys('ABC', 1 / 3))
+
+
+def test_without_options_there_are_no_constant_letters():
+    scored = score(prompts(0, '11'))
+
+    assert (scored.accuracy_by_constant_letter, scored.consistency_rate_by_constant_letter) == ({}, {})
 
 
 def test_the_reference_compares_earlier_answers_with_later_ones():

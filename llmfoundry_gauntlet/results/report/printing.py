@@ -58,10 +58,11 @@ TREND_LEGEND = (
     f'signal/noise: change over the run divided by the noise, where the slope is clear (p below {CLEAR}); its sign '
     'says whether the score rises or falls, not whether that is an improvement',
 )
-NO_CHANCE_OF_CONSISTENCY = (
-    'consistency_rate has no chance level: a model that always gives the same letter agrees with itself too; read it '
-    'beside the accuracy'
+CONSTANT_LETTER = (
+    'constant: the highest value of one letter as the answer in every variant; a model may have a consistency_rate '
+    'near it without reading the questions'
 )
+CHANCE, MAJORITY_CLASS, CONSTANT = 'chance', 'majority', 'constant'  # columns of baselines
 ERRORS_OVER_PROMPTS = 'standard errors over questions and prompts'
 NO_ERROR = 'no standard error, which takes two questions scored independently'
 ALIKE = 'no standard error, as all items have the same value'
@@ -123,14 +124,13 @@ def totals(evaluation: Run) -> str:
 def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None, *, with_errors: bool) -> Table:
     """Return the tasks by category, then averages, their gold answers' bits and SCORE, with a column per evaluation.
 
-    The accuracy of guessing is shown beside accuracies, and for a single evaluation that of the majority class beside
-    tasks. Scores that no evaluation has are not in the table but in its notes.
+    The accuracy of guessing is shown beside accuracies, for a single evaluation that of the majority class beside
+    tasks, and the best constant letter beside SCORE. Scores that no evaluation has are not in the table but in its
+    notes.
     """
     names = names or short_names([evaluation.folder for evaluation in evaluations])
     columns = [Column(name, with_error=with_errors) for name in names]
-    columns.append(Column('chance', absent=''))
-    if len(evaluations) == 1:
-        columns.append(Column('majority', absent=''))
+    columns += [Column(name, absent='') for name in names_of_baselines(evaluations)]
 
     def heading(name: str) -> TableRow:
         return TableRow(name=name, cells=[''] * len(columns), is_bold=True)
@@ -163,11 +163,21 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
         ],
         notes=[
             *score_notes(evaluations),
-            *consistency_notes(evaluations),
+            *constant_letter_notes(evaluations),
             *over_prompts,
             *absences(headline_cells(evaluations)),
         ],
     )
+
+
+def names_of_baselines(evaluations: Sequence[Run]) -> list[str]:
+    """Return the names of the columns of baselines: chance, of one evaluation the majority class, constant letters."""
+    names = [CHANCE]
+    if len(evaluations) == 1:
+        names.append(MAJORITY_CLASS)
+    if constant_letter_notes(evaluations):
+        names.append(CONSTANT)
+    return names
 
 
 def gold_bits_rows(rows: Mapping[str, Mapping[str, TableRow | None]]) -> list[TableRow]:
@@ -201,7 +211,7 @@ def first_categories(evaluations: Sequence[Run]) -> dict[str, str]:
 
 def rows_by_kind(evaluations: Sequence[Run]) -> dict[str, dict[str, TableRow | None]]:
     """Return the row of each headline score by kind and name; None for a score that no evaluation has."""
-    is_single = len(evaluations) == 1
+    shown_baselines = names_of_baselines(evaluations)
     has_categories = bool(first_categories(evaluations))
     majority = {row.name: row.value for row in evaluations[0].rows if row.metric == MAJORITY and row.part is None}
     shortened = notes_on_shortened(evaluations)
@@ -212,14 +222,15 @@ def rows_by_kind(evaluations: Sequence[Run]) -> dict[str, dict[str, TableRow | N
         if all(score is None or score.value is None for score in scores):
             rows[kind][name] = None
             continue
-        cells: list[Cell] = [*scores]
         is_task = kind == 'task'
-        cells.append(common_chance(scores))
-        if is_single:
-            cells.append(majority.get(name) if is_task else None)
+        baselines: dict[str, Cell] = {
+            CHANCE: common([score.chance for score in scores if score is not None]),
+            MAJORITY_CLASS: majority.get(name) if is_task else None,
+            CONSTANT: common([score.constant_letter for score in scores if score is not None]),
+        }
         rows[kind][name] = TableRow(
             name=name,
-            cells=cells,
+            cells=[*scores, *(baselines[baseline] for baseline in shown_baselines)],
             is_bold=kind in ('category', 'average'),
             is_indented=kind in ('perturbation', GOLD_BITS) or (is_task and has_categories),
             mark=SHORTENED if is_task and name in shortened else '',
@@ -228,10 +239,10 @@ def rows_by_kind(evaluations: Sequence[Run]) -> dict[str, dict[str, TableRow | N
     return rows
 
 
-def common_chance(scores: Sequence[ScoreRow | None]) -> float | None:
-    """Return the accuracy of guessing; None if there is none, or if it differs, as between subsets of questions."""
-    chances = {score.chance for score in scores if score is not None}
-    return chances.pop() if len(chances) == 1 else None
+def common(baselines: Iterable[float | None]) -> float | None:
+    """Return the baseline of scores; None if there is none, or if it differs, as between subsets of questions."""
+    distinct = set(baselines)
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def notes_on_shortened(evaluations: Sequence[Run]) -> dict[str, str]:
@@ -302,12 +313,10 @@ def score_notes(evaluations: Sequence[Run]) -> list[str]:
     return notes
 
 
-def consistency_notes(evaluations: Sequence[Run]) -> list[str]:
-    """Return why consistency has no value for guesses, where it is shown for questions with options."""
+def constant_letter_notes(evaluations: Sequence[Run]) -> list[str]:
+    """Return an explanation of the column of constant letters, where any score has one."""
     shown = [row for evaluation in evaluations for row in evaluation.headline.values()]
-    with_options = {row.name for row in shown if row.metric == 'accuracy' and row.chance is not None}
-    is_shown = any(row.metric == 'consistency_rate' and row.name in with_options for row in shown)
-    return [NO_CHANCE_OF_CONSISTENCY] if is_shown else []
+    return [CONSTANT_LETTER] if any(row.constant_letter is not None for row in shown) else []
 
 
 def limit_notes(evaluation: Run) -> list[str]:

@@ -23,6 +23,11 @@ KINDS = ('task', 'category', 'average', GOLD_BITS, 'perturbation')  # of headlin
 MAJORITY = 'MajorityClass'
 NO_METRICS = 'its type has no accuracy'
 OF_GUESSING = ('accuracy', 'accuracy_mean', 'accuracy_by_variant')  # of SCORE, whose value for guesses is chance
+# Metrics of SCORE by letter of an answer that is the same letter in every variant.
+OF_CONSTANT_LETTERS = {
+    'accuracy': 'accuracy_by_constant_letter',
+    'consistency_rate': 'consistency_rate_by_constant_letter',
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +36,8 @@ class ScoreRow:
 
     `kind` is category, average, task or perturbation (of SCORE); `part` is a category of a task, or a variant. `run` is
     the evaluation's folder, `batch` and `token` are the training of its model. `low` and `high` are the ends of the
-    95 % interval, `None` if unknown. `chance` is the accuracy of guessing, given only for accuracies.
+    95 % interval, `None` if unknown. `chance` is the accuracy of guessing, given only for accuracies. `constant_letter`
+    is the highest value that SCORE's accuracy or consistency rate has if one letter is the answer to every variant.
     `data_origin` of the rows is sample, published, unofficial or own; that of a composite is the first of
     `ORIGINS` among its tasks.
     """
@@ -50,6 +56,7 @@ class ScoreRow:
     reason: str | None = None
     num_items: int | None = None
     chance: float | None = None
+    constant_letter: float | None = None
     data_origin: str | None = None
 
 
@@ -255,13 +262,26 @@ def perturbation_rows(results: ResultsRecord, problems: Problems) -> Iterator[di
             if 'accuracy' not in record:
                 yield {**row, 'reason': str(record.get('reason'))}
                 continue
-            for metric, content in record.items():
-                if not isinstance(content, Mapping):  # a count
-                    continue
-                chance = entry.chance if metric in OF_GUESSING else None
-                where = join(f'score.{dataset}.perturbations.{perturbation}', metric)
-                for part, measure in measures_in(content, where, problems):
-                    yield {**row, 'metric': metric, 'part': part, 'chance': chance, **measure.columns(0.0, 1.0)}
+            where = f'score.{dataset}.perturbations.{perturbation}'
+            measures = {
+                metric: dict(measures_in(content, join(where, metric), problems))
+                for metric, content in record.items()
+                if isinstance(content, Mapping)  # else a count
+            }
+            for metric, of_metric in measures.items():
+                baselines = {
+                    'chance': entry.chance if metric in OF_GUESSING else None,
+                    'constant_letter': best_constant_letter(metric, measures),
+                }
+                for part, measure in of_metric.items():
+                    yield {**row, 'metric': metric, 'part': part, **baselines, **measure.columns(0.0, 1.0)}
+
+
+def best_constant_letter(metric: str, measures: Mapping[str, Mapping[str | None, MeasureRecord]]) -> float | None:
+    """Return the highest value of a metric by constant letter; None for other metrics, and in earlier records."""
+    by_letter = measures.get(OF_CONSTANT_LETTERS.get(metric, ''), {})
+    values = [measure.value for measure in by_letter.values() if measure.value is not None]
+    return max(values, default=None)
 
 
 def measures_in(

@@ -291,11 +291,11 @@ def dataset_table(
 
     # Without the prompt perturbation there are no errors over prompts.
     known = {metric for (_, metric, _) in scores}
-    metrics = [TableRow(name=metric, cells=cells(metric)) for metric in SCORE_METRICS if metric in known]
-    accuracies = [scores.get((column, 'accuracy', None)) for column in columns]
-    chances: list[Cell] = [None if accuracy is None else accuracy.chance for accuracy in accuracies]
-    if any(chance is not None for chance in chances):
-        metrics.insert(1, TableRow(name='chance', cells=chances))  # below the accuracy
+    metrics: list[TableRow] = []
+    for metric in SCORE_METRICS:
+        if metric in known:
+            metrics.append(TableRow(name=metric, cells=cells(metric)))
+            metrics += baselines_below(metric, [scores.get((column, metric, None)) for column in columns])
 
     variants = dict.fromkeys(row.part for row in rows if row.metric == BY_VARIANT and (row.name, row.run) in columns)
     of_variants = [TableRow(name=variant or BY_VARIANT, cells=cells(BY_VARIANT, variant)) for variant in variants]
@@ -306,6 +306,19 @@ def dataset_table(
         heading = short_name if len(run_names) == 1 else f'{short_name} {run}'
         headings.append(Column(heading, with_error=True, absent=''))
     return Table(title=dataset, columns=headings, parts=[metrics, of_variants])
+
+
+def baselines_below(metric: str, shown: Sequence[ScoreRow | None]) -> list[TableRow]:
+    """Return the rows of a metric's baselines that any of its scores has: chance, and the best constant letter."""
+    chances: list[Cell] = [None if score is None else score.chance for score in shown]
+    constants: list[Cell] = [None if score is None else score.constant_letter for score in shown]
+    rows: list[TableRow] = []
+    # Accuracies by prompt have the same chance as the accuracy.
+    if metric == 'accuracy' and any(chance is not None for chance in chances):
+        rows.append(TableRow(name='chance', cells=chances))
+    if any(constant is not None for constant in constants):
+        rows.append(TableRow(name=f'{metric} of the best constant letter', cells=constants))
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,6 +168,7 @@ def test_the_tables_of_a_run_equal_the_record(page, rich: Path):
         assert [cell['value'] for cell in others] == [
             chance,
             task['metrics'].get('MajorityClass', {}).get('value'),
+            None,  # the best constant letter, which is of SCORE
             task['num_items'],
             record['timing']['tasks'][key],
         ]
@@ -189,7 +190,9 @@ def test_the_table_of_a_score_dataset_equals_the_record(page, rich: Path):
     metrics = [
         'accuracy',
         'chance',
+        'accuracy of the best constant letter',
         'consistency_rate',
+        'consistency_rate of the best constant letter',
         'consistency_rate_reference',
         'accuracy_worst',
         'accuracy_mean',
@@ -206,9 +209,16 @@ def test_the_table_of_a_score_dataset_equals_the_record(page, rich: Path):
     assert [cell['text'] for cell in head[1:]] == list(perturbations)
     names_of_variants = [variant for of_perturbation in variants.values() for variant in of_perturbation]
     assert [name['text'] for name, *_ in rows] == [*metrics, *names_of_variants]
-    chance_row = rows.pop(1)
-    assert [cell['value'] for cell in chance_row[1:]] == pytest.approx([1 / 3] * len(perturbations))
-    for name, *cells in rows:
+    of_baselines = {name['text']: [cell['value'] for cell in cells] for name, *cells in rows}
+    assert of_baselines['chance'] == pytest.approx([1 / 3] * len(perturbations))
+    for metric in ('accuracy', 'consistency_rate'):
+        best = []
+        for measures in perturbations.values():
+            by_letter = measures[f'{metric}_by_constant_letter']
+            best.append(max(measure['value'] for measure in by_letter.values()))
+        assert of_baselines[f'{metric} of the best constant letter'] == best
+    scores = [row for row in rows if row[0]['text'] != 'chance' and 'constant' not in row[0]['text']]
+    for name, *cells in scores:
         for perturbation, cell in zip(perturbations, cells, strict=True):
             measures = {**perturbations[perturbation], **variants[perturbation]}
             if name['text'] in measures:

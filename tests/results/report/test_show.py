@@ -142,13 +142,33 @@ def test_accuracies_of_score_have_the_chance_of_guessing_beside_them(shown, runs
     assert of_others['agieval prompt accuracy'][4] == ''
 
 
-def test_a_note_says_why_consistency_has_no_chance_only_where_accuracy_has_one(shown, runs: dict[str, Path], changed):
+def test_scores_of_score_have_the_best_constant_letter_beside_them(shown, runs: dict[str, Path], changed):
+    """Mutation: the constant letter of one run beside several, whose questions may be others."""
+    other = changed({})
+    with edited(other) as record:
+        by_letter = record['score']['agieval']['perturbations']['prompt']['accuracy_by_constant_letter']
+        by_letter |= {'A': {'value': 0.2}, 'B': {'value': 0.9}, 'C': {'value': 0.4}}
+        del record['score']['agieval']['perturbations']['prompt']['consistency_rate_by_constant_letter']  # as of 0.2.0
+
+    alone = rows_of_markdown(shown(other, form='markdown'))
+    of_two = rows_of_markdown(shown(runs['a'], runs['b'], form='markdown'))
+    of_others = rows_of_markdown(shown(runs['a'], other, form='markdown'))
+
+    assert alone['agieval prompt accuracy'][-1] == '0.900'
+    assert alone['agieval prompt consistency_rate'][-1] == ''
+    assert of_two['agieval prompt consistency_rate'][-1] == '1.000'
+    assert of_others['agieval prompt accuracy'][-1] == ''
+
+
+def test_constant_letters_have_a_column_only_beside_questions_with_options(shown, runs: dict[str, Path], changed):
     of_problems = changed({})
     with edited(of_problems) as record:
-        record['score']['agieval']['chance'] = None  # as of MATH, whose answers are no options
+        for scores in record['score']['agieval']['perturbations'].values():
+            # As of MATH, whose answers are no options.
+            scores |= {'accuracy_by_constant_letter': {}, 'consistency_rate_by_constant_letter': {}}
 
-    assert 'consistency_rate has no chance' in shown(runs['a'])
-    assert 'consistency_rate has no chance' not in shown(of_problems)
+    assert 'constant: the highest value of one letter' in shown(runs['a'])
+    assert 'constant:' not in shown(of_problems)
 
 
 def test_run_with_json_prints_only_json(gauntlet, make_run, data: Path, tmp_path: Path):
@@ -202,19 +222,19 @@ def test_markdown_has_errors_beside_values_and_composites_at_the_beginning(shown
 
     rows = rows_of_markdown(shown(runs['a'], form='markdown'))
 
-    assert rows.pop('') == ['a', 'error', 'chance', 'majority']
+    assert rows.pop('') == ['a', 'error', 'chance', 'majority', 'constant']
     names = [name.strip('*') for name in rows]
     bits = 'gold_bits_per_byte (lower is better)'
     assert names[:11] == [*AVERAGES, *GROUPED, bits, 'rest bits/byte', 'SCORE']
     assert [name.strip('*') for name in rows if name[0] == '*'] == [*AVERAGES, 'reading', 'rest', bits, 'SCORE']
     # The answers to riddles are from elsewhere, so that reading and both averages have no bits.
-    assert rows['rest bits/byte'] == [*formatted(record['composites']['gold_bits_per_byte']['rest']), '', '']
+    assert rows['rest bits/byte'] == [*formatted(record['composites']['gold_bits_per_byte']['rest']), '', '', '']
     for name in ('reading', 'rest'):
-        assert rows[f'**{name}**'] == [*formatted(record['composites']['categories'][name]), '', '']
+        assert rows[f'**{name}**'] == [*formatted(record['composites']['categories'][name]), '', '', '']
     for key in ROWS:
         metrics = record['tasks'][key]['metrics']
         majority = f'{metrics["MajorityClass"]["value"]:.3f}' if 'MajorityClass' in metrics else ''
-        assert rows[key] == [*formatted(accuracy_of(record, key)), f'{BASELINES[key]:.3f}', majority]
+        assert rows[key] == [*formatted(accuracy_of(record, key)), f'{BASELINES[key]:.3f}', majority, '']
     score = record['score']['agieval']['perturbations']['prompt']['accuracy']
     assert rows['agieval prompt accuracy'][:2] == formatted(score)
 
@@ -227,8 +247,8 @@ def test_markdown_of_a_training_has_a_column_and_an_error_for_each_checkpoint(sh
 
     rows = rows_of_markdown(shown(training, form='markdown'))
 
-    assert rows[''] == [*header, 'chance']
-    assert rows[LINES] == [*accuracies, f'{BASELINES[LINES]:.3f}']
+    assert rows[''] == [*header, 'chance', 'constant']
+    assert rows[LINES] == [*accuracies, f'{BASELINES[LINES]:.3f}', '']
 
 
 def test_the_terminal_shows_composites_at_the_end_and_where_the_files_are(shown, runs: dict[str, Path]):
@@ -272,7 +292,7 @@ def test_duplicate_runs_are_shown_once_and_named_by_what_differs(shown, runs, tm
 
     header = rows_of_markdown(shown(first, second, tmp_path, form='markdown'))['']
 
-    assert header == ['a', 'error', 'b', 'error', 'chance']
+    assert header == ['a', 'error', 'b', 'error', 'chance', 'constant']
 
 
 def test_markdown_syntax_in_names_is_escaped(shown, runs: dict[str, Path], tmp_path: Path):
