@@ -334,7 +334,7 @@ def test_prompts_in_samples_are_those_that_were_asked(run_of_even: Callable[...,
 
     without_shots = samples_in(folder, 'even_0-shot')
     assert [sample['prompt'] for sample in without_shots] == [f'Is {n} even?' for n in range(6)]
-    assert without_shots[0]['choices'] == ['yes', 'no']
+    assert without_shots[0]['choices'] == [' yes', ' no']
 
     with_shots = samples_in(folder, 'even_3-shot')
     num_recorded = [sample['num_shots'] for sample in with_shots]

@@ -79,12 +79,35 @@ def test_the_prompt_is_shown_with_visible_white_space(gauntlet, write_jsonl, tmp
     status, out, _ = gauntlet('explain', 't', '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path)
     assert status == 0
     assert 't/0-shot  (language_modeling)' in out
-    assert '     context │ a⇥\tb↵\n             │ ·c\ncontinuation │ d\n' in out
+    assert '     context │ a⇥\tb↵\n             │ ·c\ncontinuation │ ·d\n' in out
     _, out, _ = gauntlet(
         'explain', 't', '--num-fewshot', 1, '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path
     )
     assert 't/1-shot' in out
     assert '       shots │ e⇥\tf↵\n             │ ·g·d\n' in out
+
+
+@pytest.mark.parametrize(
+    ('words', 'line_break'), [((), '·↵'), (('--model', WITH_BOS), '·↵'), (('--model', WITHOUT_SPACES), '↵')]
+)
+def test_choices_are_shown_with_the_space_that_is_scored(
+    gauntlet, write_jsonl, tmp_path: Path, words: tuple, line_break: str
+):
+    """With a model as its tokenizer has them, without one as most have; choices may begin with line breaks."""
+    write_jsonl('rows.jsonl', [{'query': '\nHue?', 'choices': ['red', ' deep blue', '\ngrey'], 'gold': 0}])
+    task = {'label': 't', 'dataset_uri': 'rows.jsonl', 'num_fewshot': [0], 'icl_task_type': 'multiple_choice'}
+    task |= {'strip_dataset': False, 'continuation_delimiter': ''}
+    (tmp_path / 'tasks.yaml').write_text(json.dumps({'icl_tasks': [task]}))
+
+    status, out, _ = gauntlet('explain', 't', *words, '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path)
+
+    assert status == 0
+    assert '     context │ ↵\n             │ Hue?\n' in out
+    of_last = f'continuation │ {line_break}\n             │ grey\n'
+    assert f'continuation │ ·red\ncontinuation │ ·deep·blue\n{of_last}' in out
+    assert "  the question begins with a line break: '\\nHue?'\n" in out
+    assert "  choice 2 begins with a line break: '\\ngrey'\n" in out
+    assert out.count('begins with a line break') == 2
 
 
 def test_control_characters_of_a_row_do_not_reach_the_terminal(gauntlet, write_jsonl, tmp_path: Path):

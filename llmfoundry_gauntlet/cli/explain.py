@@ -29,6 +29,8 @@ CONTROLS = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: '␡'} | 
 VISIBLE = CONTROLS | str.maketrans({' ': '·', '\t': '⇥\t', '\n': '↵\n', '\u00a0': '⍽'})
 NUM_TOKENS = 48  # tokens listed without --all-tokens, from the end of the prompt
 NUM_STOPS = 6  # stop strings listed
+LINE_BREAKS = ('\n', '\r')
+SHOWN_OF_TEXT = 40  # characters of a text in a warning
 NEEDS = {'max_seq_len': ('model',), 'all_tokens': ('model',), 'sandbox': ('answer',)}
 
 
@@ -48,7 +50,8 @@ class Token:
 class TokenizedItem:
     """A tokenized item: one row per choice, each starting with its context; one row for a generation.
 
-    `prompt` contains the shots that fit, `in_template` are its contexts in the chat template, if it is sent in one.
+    `prompt` contains the shots that fit, `in_template` are its contexts in the chat template, if it is sent in one,
+    `choices` its continuations as they are scored after them.
     """
 
     item: Item
@@ -56,6 +59,7 @@ class TokenizedItem:
     rows: tuple[tuple[Token, ...], ...]
     warnings: tuple[str, ...]
     in_template: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
 
 @takes('max_seq_len', 'semantics', 'fewshot', *CHAT, 'sandbox', 'data_root')
@@ -106,11 +110,14 @@ def explain(
     num_shots = len(shots)
     if num_fewshot is not None and num_fewshot > num_shots:
         raise ConfigError(f'--num-fewshot: is {num_fewshot}; allowed: 0 to {num_shots}, the number of other rows')
-    show_item(explained, asked, examples)
-    if model is not None:
-        show_tokens(tokenized_by(model, explained, asked, examples, settings), all_tokens=all_tokens)
+    if model is None:
+        show_item(explained, asked, examples)
+        show_warnings(text_warnings(explained, example))
+        typer.echo('\n  --model MODEL shows its tokens, which of them are scored, and more warnings')
     else:
-        typer.echo('\n  --model MODEL shows its tokens, which of them are scored, and warnings')
+        tokenized = tokenized_by(model, explained, asked, examples, settings)
+        show_item(explained, asked, examples, choices=tokenized.choices)
+        show_tokens(tokenized, all_tokens=all_tokens)
     show_scoring(explained, example, examples, answer, settings)
 
 
@@ -166,10 +173,19 @@ def no_such_row(task: Task, examples: Sequence[Example], row: int, file: str | N
     return f'--row: is {row}; allowed for {task.key}{of_file}: {min(rows)} to {max(rows)}'
 
 
-def show_item(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) -> None:
-    """Print the item and its prompt with visible white space."""
+def show_item(
+    task: Task, asked: ExampleWithShots, examples: Sequence[Example], choices: Sequence[str] | None = None
+) -> None:
+    """Print the item and its prompt with visible white space.
+
+    `choices` are the texts that are scored; None if there is no tokenizer to say whether they begin with a space.
+    """
+    from llmfoundry_gauntlet.tasks.encode import texts_without_tokenizer
+
     example, shots = asked
     prompt = task.prompt(example, shots)
+    if choices is None:
+        _, choices = texts_without_tokenizer(prompt)
     source = example.file or task.dataset_name
     num_rows = len({(other.file, other.row) for other in examples})
     gold = example.content.gold  # None for programs
@@ -192,11 +208,12 @@ def show_item(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) 
             show_texts([(message['role'], message['content']) for message in prompt.messages(context)])
         if prompt.lead:
             show_texts([('assistant', prompt.lead)])
-        show_texts([(CONTINUATION, text) for text in prompt.continuations])
+        show_texts([(CONTINUATION, text) for text in choices])
         return
     parts = [(SHOTS, prompt.preamble)] if prompt.preamble else []
     parts += [(CONTEXT, text) for text in prompt.own_texts]
-    show_texts([*parts, *((CONTINUATION, text) for text in prompt.continuations)])
+    parts += [(CONTINUATION, text) for text in choices]
+    show_texts(parts)
 
 
 def show_texts(parts: Iterable[tuple[str, str]]) -> None:
@@ -256,6 +273,7 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
     in_chat = encoder.in_chat(fitted.prompt)
 
     warnings = fit_warnings(request, len(shots) - fitted.prompt.num_shots, preparation.max_seq_len)
+    warnings += text_warnings(task, example)
     warnings += special_warnings(encoder.tokenizer, rows)
     warnings += chat_warnings({task.key: task}, {task.key: preparation.examples}, encoder)
     begins_answer = in_chat and not fitted.prompt.lead
@@ -269,6 +287,7 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
         rows=rows,
         warnings=tuple(warnings),
         in_template=encoder.contexts(fitted.prompt) if in_chat else (),
+        choices=encoder.texts(fitted.prompt)[1],
     )
 
 
@@ -282,6 +301,18 @@ def fit_warnings(request: Any, num_dropped: int, max_seq_len: int) -> list[str]:
     if request.unscorable is not None:
         warnings.append(f'cannot be scored: {request.unscorable}')
     return warnings
+
+
+def text_warnings(task: Task, example: Example) -> list[str]:
+    """Return warnings about texts of a row that begin with a line break, before which a space or another one may be."""
+    prompt = task.ask(example.content, True)
+    warnings = []
+    named = [('the question', text.removeprefix(task.prelimiter)) for text in prompt.contexts]
+    named += [(f'choice {number}', text) for number, text in enumerate(prompt.continuations)]
+    for name, text in named:
+        if text.lstrip(' ').startswith(LINE_BREAKS):
+            warnings.append(f'{name} begins with a line break: {text[:SHOWN_OF_TEXT]!r}')
+    return list(dict.fromkeys(warnings))
 
 
 def label_tokens(tokenizer: Any, context: Ids, own: Ids, continuation: Ids) -> tuple[Token, ...]:
@@ -359,8 +390,14 @@ def show_tokens(tokenized: TokenizedItem, *, all_tokens: bool) -> None:
         show_row(row, shared)
     if limit := getattr(tokenized.item.request, 'max_new_tokens', None):
         typer.echo(f'{len(rows[0]):>8}  the generation begins here, at most {limit} tokens')
-    heading('Warnings')
-    for warning in tokenized.warnings or ('none',):
+    show_warnings(tokenized.warnings or ('none',))
+
+
+def show_warnings(warnings: Sequence[str]) -> None:
+    """Print warnings below a heading, which is left out without any."""
+    if warnings:
+        heading('Warnings')
+    for warning in warnings:
         typer.echo(f'  {warning}')
 
 

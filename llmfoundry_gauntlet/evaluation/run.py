@@ -40,7 +40,7 @@ from llmfoundry_gauntlet.metrics.metrics import GOLD_BITS_PER_BYTE, task_score
 from llmfoundry_gauntlet.scoring.code.execution import submit
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.tasks import Task
-from llmfoundry_gauntlet.tasks.encode import Encoder
+from llmfoundry_gauntlet.tasks.encode import Encoder, PromptTexts, texts_without_tokenizer
 from llmfoundry_gauntlet.tasks.gold import gold_key, with_gold
 from llmfoundry_gauntlet.tasks.items import Preparation, item_result
 from llmfoundry_gauntlet.tasks.prepare import prepare_tasks
@@ -65,16 +65,11 @@ NO_GOLD_BITS_PER_BYTE = Measure(value=None, reason=f'its type has no {GOLD_BITS_
 WITHOUT_EFFECT = ('batch_size', 'pad_tok_id', 'metric_names', 'dataset_uri')  # keys that do not affect scores
 
 
-def plain_text(prompt: Prompt) -> str:
-    """Return the text of a prompt without a chat template."""
-    return prompt.text
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedEvaluation:
     """All tokenized items of all tasks.
 
-    `tokenizer` is the name of the tokenizer, `text_of` returns a prompt as it was tokenized.
+    `tokenizer` is the name of the tokenizer, `texts_of` returns a prompt and its choices as they were tokenized.
     """
 
     data: EvaluationData
@@ -82,7 +77,7 @@ class PreparedEvaluation:
     items: Mapping[ItemKey, Item]
     max_seq_len: int
     tokenizer: str
-    text_of: Callable[[Prompt], str] = plain_text
+    texts_of: Callable[[Prompt], PromptTexts] = texts_without_tokenizer
 
     def max_seq_len_of(self, task: str) -> int:
         """Return the greatest length of a task's rows, to which llm-foundry pads them."""
@@ -271,7 +266,7 @@ def prepare_evaluation(
         items=items,
         max_seq_len=max_seq_len,
         tokenizer=encoder.name,
-        text_of=encoder.whole_text,
+        texts_of=encoder.texts,
     )
 
 

@@ -67,7 +67,9 @@ def request_lines(data: EvaluationData, encoder: Encoder | None = None) -> Itera
         max_new_tokens = token_limits(task, data.examples[key], encoder)
         for item, prompt in untokenized_items(task, data.examples[key], data.asked(key)):
             label, _, shots = key.rpartition('/')
-            choices = [spaced(text) for text in item.choices] if encoder is None else encoder.after(prompt)
+            choices = tuple(map(spaced, item.choices))
+            if encoder is not None:
+                choices = encoder.choices_outside_chat(prompt)
             fields: dict[str, Any] = {
                 'task': label,
                 'num_shots': int(shots.removesuffix('-shot')),

@@ -22,7 +22,7 @@ from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.data.examples import SUBSET_VERSION
 from llmfoundry_gauntlet.data.stores import UNFINISHED, sync_folder, unfinished_path, write_atomically, write_synced
 from llmfoundry_gauntlet.errors import ConfigError, RecordError, UnwrittenError, as_given, describe, naming
-from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version, plain_text
+from llmfoundry_gauntlet.evaluation.run import Evaluation, gauntlet_version
 from llmfoundry_gauntlet.metrics.consistency import OverPrompts, PerturbationScore
 from llmfoundry_gauntlet.metrics.keys import GOLD_BITS
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
@@ -31,6 +31,7 @@ from llmfoundry_gauntlet.results.samples import SAMPLES, sample_lines, samples_f
 from llmfoundry_gauntlet.results.token_limits import token_limit_record
 from llmfoundry_gauntlet.stack import VERSION
 from llmfoundry_gauntlet.tasks.base import FIXED_VERSION
+from llmfoundry_gauntlet.tasks.encode import texts_without_tokenizer
 from llmfoundry_gauntlet.types import ItemResult, Measure, TaskScore, TrainingPoint
 
 FORMAT_VERSION = 1
@@ -186,9 +187,9 @@ def write_run(folder: Path, evaluation: Evaluation, record: Mapping[str, Any]) -
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / SAMPLES).mkdir(parents=True)
         examples = evaluation.data.examples if evaluation.data.settings.log_prompts else {}
-        text_of = plain_text if evaluation.planned is None else evaluation.planned.text_of
+        texts_of = texts_without_tokenizer if evaluation.planned is None else evaluation.planned.texts_of
         for key, results in evaluation.results.items():
-            lines = sample_lines(evaluation.tasks[key], results, examples.get(key), text_of)
+            lines = sample_lines(evaluation.tasks[key], results, examples.get(key), texts_of)
             write_synced(samples_file(folder, key), encoded(lines))
         write_synced(folder / NEW_RESULTS, encoded([json_text(record)]))
         sync_folder(folder / SAMPLES)

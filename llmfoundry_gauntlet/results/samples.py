@@ -6,13 +6,13 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from llmfoundry_gauntlet.errors import RecordError, describe
 from llmfoundry_gauntlet.metrics.metrics import RENAMED
 from llmfoundry_gauntlet.tasks import Task
+from llmfoundry_gauntlet.tasks.encode import PromptTexts, texts_without_tokenizer
 from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
 
 SAMPLES = 'samples'
@@ -86,15 +86,16 @@ def sample_lines(
     task: Task,
     results: Sequence[ItemResult],
     examples: Sequence[Example] | None = None,
-    text_of: Callable[[Prompt], str] = attrgetter('text'),
+    texts_of: Callable[[Prompt], PromptTexts] = texts_without_tokenizer,
 ) -> Iterator[str]:
     """Yield the lines of a task's samples file.
 
-    With all examples of the task, lines hold the texts of prompts, as `text_of` returns them, and choices.
+    With all examples of the task, lines hold the texts of prompts and choices, as `texts_of` returns them.
     """
     prompts = {} if examples is None else dict(prompts_of(task, examples, results))
     for result in results:
-        yield sample_line(result, prompts.get(shared_key(result.key), {}).get(result.prompt_sha256), text_of)
+        prompt = prompts.get(shared_key(result.key), {}).get(result.prompt_sha256)
+        yield sample_line(result, None if prompt is None else texts_of(prompt))
 
 
 def shared_key(key: ItemKey) -> ItemKey:
@@ -123,13 +124,12 @@ def prompts_of(
         yield key, prompts
 
 
-def sample_line(
-    result: ItemResult, prompt: Prompt | None = None, text_of: Callable[[Prompt], str] = attrgetter('text')
-) -> str:
+def sample_line(result: ItemResult, texts: PromptTexts | None = None) -> str:
     """Return one line of a samples file; log-probabilities that are not finite become null."""
     sample = {name: getattr(result.key if name in OF_KEY else result, name) for name in FIELDS}
-    if prompt is not None:
-        sample.update(prompt=text_of(prompt), choices=prompt.continuations)
+    if texts is not None:
+        prompt, choices = texts
+        sample.update(prompt=prompt, choices=choices)
     if result.logprobs is not None:
         sample['logprobs'] = [value if math.isfinite(value) else None for value in result.logprobs]
     shown = {name: value for name, value in sample.items() if value or name not in ONLY_IF_ANY}

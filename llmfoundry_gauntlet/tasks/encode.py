@@ -29,6 +29,7 @@ from llmfoundry_gauntlet.types import ChatFormat, Ids, Prompt
 PROMPTS_VERSION = 4
 
 Parts = tuple[Ids, ...]
+PromptTexts = tuple[str, tuple[str, ...]]  # a prompt, its contexts separated by NUL, and its choices
 THINKING = 'enable_thinking'  # the argument by which chat templates switch reasoning off
 MAX_SHOWN = 200  # characters of a text in an error
 ENDING_CHARACTERS = 100  # of a prompt, more than any mark of reasoning
@@ -231,9 +232,25 @@ class Encoder:
         rendered = [self._rendered(prompt.messages(context), kwargs) for context in prompt.contexts]
         return tuple(text + prompt.lead for text in rendered)
 
-    def whole_text(self, prompt: Prompt) -> str:
-        """Return the text of a prompt, in the chat template if it is sent in chat; contexts are separated by NUL."""
-        return '\0'.join(self.contexts(prompt)) if self.in_chat(prompt) else prompt.text
+    def texts(self, prompt: Prompt) -> PromptTexts:
+        """Return a prompt, in the chat template if it is sent in chat, and its choices as they are scored after it.
+
+        Joined, they are what the model reads.
+        """
+        text = '\0'.join(self.contexts(prompt)) if self.in_chat(prompt) else prompt.text
+        return text, tuple(map(self._as_read, self.continuations(prompt)))
+
+    def choices_outside_chat(self, prompt: Prompt) -> tuple[str, ...]:
+        """Return the continuations as they are read after the prompt's text without a chat template."""
+        return tuple(map(self._as_read, self.after(prompt)))
+
+    def _as_read(self, text: str) -> str:
+        """Return a continuation with the space that such a tokenizer itself puts before a text."""
+        if not self.adds_space:
+            return text
+        # Some take a space at the beginning for their own, others put a second one before it.
+        unspaced, with_space = self.encode(['a', ' a'], special=False).values()
+        return spaced(text) if np.array_equal(unspaced, with_space) else f' {text}'
 
     def _check_system_prompt(self, chat: ChatFormat) -> None:
         """Raise ModelError if the chat template rejects or ignores system messages."""
@@ -344,6 +361,16 @@ class Encoder:
             )
             for prompt, (contexts, continuations) in zip(prompts, texts, strict=True)
         ]
+
+
+def texts_without_tokenizer(prompt: Prompt) -> PromptTexts:
+    """Return a prompt without a chat template, and its choices as most tokenizers score them: after a space.
+
+    A choice that begins an answer in chat has none.
+    """
+    begins_answer = prompt.chat_template is True and not prompt.lead
+    choices = [text.lstrip() if begins_answer else spaced(text) for text in prompt.continuations]
+    return prompt.text, tuple(choices)
 
 
 def spaced(text: str) -> str:

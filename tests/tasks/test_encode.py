@@ -1,5 +1,6 @@
 """Token ids of prompts, and what identifies a tokenizer."""
 
+import copy
 import importlib
 import json
 import sys
@@ -245,6 +246,46 @@ def test_a_choice_follows_its_context_as_it_does_in_shots(tokenizer, is_lost, ki
         # One character less, and it is a space.
         assert [len(text) for text in reference] == [len(text) - 1 for text in corrected]
         assert [text.replace(' ', '') for text in reference] == [text.replace(' ', '') for text in corrected]
+
+
+IN_CHAT = "{% for message in messages %}{{ message['content'] }}{% endfor %}\nA:"
+
+
+@every_tokenizer
+@pytest.mark.parametrize('semantics', ['corrected', 'reference'])
+@pytest.mark.parametrize(
+    'prompt',
+    [
+        Prompt(contexts=('Q: I',), continuations=('Rom', ' Rom')),
+        Prompt(contexts=('Q: I\nA:',), continuations=('Paris', 'Rom')),
+        Prompt(contexts=('The cup', 'The bag'), continuations=('is Rom', 'is Rom')),
+        Prompt(preamble='Q: I Rom', contexts=('\nQ: I',), continuations=('Rom', '\nRom')),
+        Prompt(contexts=('Q: I',), continuations=('Rom', ' Rom'), chat_template=True),
+        Prompt(contexts=('Q: I',), continuations=('Rom',), lead='A:', chat_template=True),
+        Prompt(contexts=('Q: I',), continuations=('Rom',), lead='A:'),
+        Prompt(contexts=('Q: I',)),
+    ],
+)
+def test_a_written_prompt_and_its_choice_are_joined_what_the_model_reads(tokenizer, is_lost, semantics, prompt):
+    """Mutations: choices as they are in the data; no space for tokenizers that put one before each text."""
+    tokenizer = copy.deepcopy(tokenizer)
+    if prompt.chat_template:
+        if isinstance(tokenizer, CharacterTokenizer):
+            pytest.skip('it has no chat template')
+        tokenizer.chat_template = IN_CHAT
+    encoder = Encoder(tokenizer)
+    prompt = replace(prompt, as_reference=semantics == 'reference')
+
+    text, choices = encoder.texts(prompt)
+
+    (parts,) = encoder.prompts([prompt])
+    assert len(choices) == len(prompt.continuations)
+    contexts = text.split('\0')
+    for place, choice in enumerate(choices):
+        context = contexts[0] if len(contexts) == 1 else contexts[place]
+        # SentencePiece begins every text with a space, also that after the shots.
+        assert read(tokenizer, parts, place).replace('Rom \nQ', 'Rom\nQ') == context + choice
+        assert is_lost or prompt.chat_template or choice[0] == ' '
 
 
 @every_tokenizer

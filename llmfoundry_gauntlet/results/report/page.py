@@ -330,7 +330,8 @@ def make_sample(results: Sequence[tuple[int, ItemResult]], prompt: PromptOrReaso
         question, choices = prompt.own_texts[0], [*prompt.continuations]
     else:  # each choice has a question of its own
         question = ''
-        choices = [f'{text} {end}' for text in prompt.own_texts for end in prompt.continuations]
+        pairs = zip(prompt.own_texts, prompt.continuations, strict=True)
+        choices = [f'{text} {continuation}' for text, continuation in pairs]
     unknown = [None] * (num_scored - len(choices))
     return Sample(
         key=results[0][1].key,

@@ -34,8 +34,9 @@ from recorded_runs import (
     write_lines,
 )
 
-from llmfoundry_gauntlet.results.report.page import kinds_of
+from llmfoundry_gauntlet.results.report.page import kinds_of, make_sample
 from llmfoundry_gauntlet.results.runs import find_runs
+from llmfoundry_gauntlet.types import Prompt
 
 MINUS = '\u2212'
 SHOTS = 'riddles/2-shot'
@@ -566,6 +567,15 @@ def test_prompts_that_changed_or_whose_data_are_elsewhere_are_not_shown(read, ru
         for sample, reason in zip(of_task, reasons, strict=True):
             assert reason in sample['text']
             assert not any(passage.startswith(beginnings_of_questions) for passage in sample['passages'])
+
+
+def test_a_question_with_a_prompt_for_each_choice_has_each_of_them_once():
+    """Mutation: every prompt with every continuation, which makes four of two."""
+    prompt = Prompt(contexts=('The cup', 'The bag'), continuations=('is red.', 'is red.'))
+
+    sample = make_sample([(0, item(0, logprobs=(-1.0, -2.0)))], prompt)
+
+    assert sample.choices == ['The cup is red.', 'The bag is red.']
 
 
 GENERATION = {'logprobs': None, 'predicted': None, 'gold': '4', 'score': 0.0, 'text': '4', 'answer': '4'}
