@@ -28,13 +28,13 @@ SLOW_BY_PREFIX = {
         'all_families all_other_families balance cuda generate generate_models logits model plan probe '
         'probe_generation rotary tree_attention'
     ),
-    'integration/test_': 'checkpoint_sources foundry_keys loggers resume training_resumed watch',
+    'integration/test_': 'checkpoint_sources foundry_keys loggers resume resume_generations training_resumed watch',
     'metrics/test_': 'consistency errors_cover',
     'results/report/test_': 'browser compare gate_command page',
     'results/test_': 'replaced_runs',
     'runtime/test_': (
-        'alert_history claims generation_run metric_loggers model_errors models other_checkpoints progress '
-        'time_budget without_composer'
+        'alert_history claims generation_journal generation_run metric_loggers model_errors models other_checkpoints '
+        'progress time_budget without_composer'
     ),
     'scoring/code/test_': 'attacks execution servers solutions',
     'scoring/test_': 'mathematics mathematics_process mathematics_reference mathematics_wrong text',

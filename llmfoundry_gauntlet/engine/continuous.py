@@ -9,13 +9,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from llmfoundry_gauntlet.engine.rotary import RotaryLengths
 from llmfoundry_gauntlet.engine.trees import num_shared, sortable
-from llmfoundry_gauntlet.types import GenerateRequest, Generation
+from llmfoundry_gauntlet.types import GenerateRequest, Generation, ItemKey
 
 # The slots of a batch.
 CACHED_PER_TOKEN = 8  # tokens in the KV cache per token of a batch, at most
@@ -61,13 +61,24 @@ class ContinuousBatch:
         """Return the largest number of tokens of a prompt with its generation."""
         return max((request.length for request in self.requests), default=0)
 
+    def without(self, finished: Container[ItemKey]) -> ContinuousBatch:
+        """Return the batch of the requests that are not finished, in their order; itself if none is."""
+        left = tuple(request for request in self.requests if request.key not in finished)
+        if len(left) == len(self.requests):
+            return self
+        return replace(self, requests=left, num_slots=min(self.num_slots, len(left)), cost=expected_cost(left))
+
 
 @dataclass(slots=True)
 class BatchProgress:
-    """The shares of a batch's cost and of its requests that are done, 0 to 1. Another thread may read them."""
+    """The shares of a batch's cost and of its requests that are done, 0 to 1, and the number of generated tokens.
+
+    Another thread may read them.
+    """
 
     of_cost: float = 0.0
     of_requests: float = 0.0
+    num_generated: int = 0
 
 
 class GenerationProgress:
@@ -82,20 +93,27 @@ class GenerationProgress:
         self.whole_cost = sum(cost_so_far(request, request.max_new_tokens) for request in requests)
         self.num_ended = 0
         self.cost_of_ended = 0
+        self.tokens_of_ended = 0
 
-    def end(self, request: GenerateRequest) -> None:
-        """Count a request whose generation has ended."""
+    def end(self, request: GenerateRequest, num_generated: int) -> None:
+        """Count a request whose generation has ended after so many tokens."""
         self.num_ended += 1
         self.cost_of_ended += cost_so_far(request, request.max_new_tokens)
+        self.tokens_of_ended += num_generated
 
     def update(self, running: Iterable[tuple[GenerateRequest, int]]) -> None:
         """Set the progress, given the running requests with their numbers of generated tokens.
 
         It never falls: after running out of memory, generations begin again.
         """
-        cost = self.cost_of_ended + sum(cost_so_far(request, num_tokens) for request, num_tokens in running)
+        cost = self.cost_of_ended
+        num_generated = self.tokens_of_ended
+        for request, num_tokens in running:
+            cost += cost_so_far(request, num_tokens)
+            num_generated += num_tokens
         self.progress.of_cost = max(self.progress.of_cost, cost / self.whole_cost)
         self.progress.of_requests = self.num_ended / self.num_requests
+        self.progress.num_generated = max(self.progress.num_generated, num_generated)
 
 
 def cost_so_far(request: GenerateRequest, num_generated: int) -> int:

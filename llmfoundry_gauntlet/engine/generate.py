@@ -69,6 +69,11 @@ class Slot:
 
 
 Choice = Callable[[Sequence[Slot], torch.Tensor], list[int]]
+OnFinished = Callable[[Sequence[Generation]], None]
+
+
+def ignore(generations: Sequence[Generation]) -> None:
+    """Do nothing with finished generations, which are returned in the end."""
 
 
 def choose(slots: Sequence[Slot], logits: torch.Tensor) -> list[int]:
@@ -107,21 +112,34 @@ class TextGenerator(DecodingModel):
         finally:
             self.layout, self.choose, self.decoder, self.usage, self.forward_tokens = before
 
-    def generate(self, batch: ContinuousBatch, progress: BatchProgress | None = None) -> list[Generation]:
+    def generate(
+        self, batch: ContinuousBatch, progress: BatchProgress | None = None, on_finished: OnFinished = ignore
+    ) -> list[Generation]:
         """Return the generations of a batch, in the order of its requests; equal greedy requests share one.
 
-        `progress` is kept up to date meanwhile.
+        `progress` and `on_finished` are as for `run`; generations that are equal finish together.
         """
         first_of = first_of_equal(batch.requests)
         distinct = tuple(request for request in batch.requests if first_of[request.key] == request.key)
-        generations = self.run(replace(batch, requests=distinct), progress)
+        keys_by_first: dict[ItemKey, list[ItemKey]] = {}
+        for key, first in first_of.items():
+            keys_by_first.setdefault(first, []).append(key)
+
+        def finish(generations: Sequence[Generation]) -> None:
+            for generation in generations:
+                on_finished([replace(generation, key=key) for key in keys_by_first[generation.key]])
+
+        generations = self.run(replace(batch, requests=distinct), progress, finish)
         by_key = {generation.key: generation for generation in generations}
         return [replace(by_key[first], key=key) for key, first in first_of.items()]
 
     @torch.no_grad()
-    def run(self, batch: ContinuousBatch, progress: BatchProgress | None = None) -> list[Generation]:
-        """Return a generation for every request of a batch, in their order. `progress` is kept up to date meanwhile.
+    def run(
+        self, batch: ContinuousBatch, progress: BatchProgress | None = None, on_finished: OnFinished = ignore
+    ) -> list[Generation]:
+        """Return a generation for every request of a batch, in their order.
 
+        Meanwhile `progress` is kept up to date, and `on_finished` gets each generation once, as soon as it has ended.
         If the device runs out of memory, fewer slots are used, from then on as well. Raise ModelError if a single
         sequence does not fit, or if ranks run in step.
         """
@@ -131,7 +149,7 @@ class TextGenerator(DecodingModel):
             num_slots = min(batch.num_slots, self.most_slots or batch.num_slots)
             try:
                 with self.language_model.rotary_length(batch.rope_length):
-                    DecodingLoop(self, batch, num_slots, done, progress).run()
+                    DecodingLoop(self, batch, num_slots, done, progress, on_finished).run()
                 return [done[request.key] for request in batch.requests]
             except torch.OutOfMemoryError as error:
                 failure = str(error)
@@ -198,9 +216,10 @@ def share_prefixes(prompts: Sequence[PromptGroup], forward_tokens: int) -> None:
 
 
 class DecodingLoop:
-    """Decode one continuous batch, at most `num_slots` requests at a time. Finished generations go to `done`.
+    """Decode one continuous batch, at most `num_slots` requests at a time.
 
-    Each iteration makes exactly one forward, so that the ranks of a sharded model stay in step, and updates `progress`.
+    Finished generations go to `done` and to `on_finished`; those that are in `done` already are not run again. Each
+    iteration makes exactly one forward, so that the ranks of a sharded model stay in step, and updates `progress`.
     """
 
     def __init__(
@@ -210,10 +229,12 @@ class DecodingLoop:
         num_slots: int,
         done: dict[ItemKey, Generation],
         progress: BatchProgress,
+        on_finished: OnFinished = ignore,
     ) -> None:
         self.generator = generator
         self.batch = batch
         self.done = done
+        self.on_finished = on_finished
         self.num_slots = num_slots
         # Without a cache every step runs whole rows, which must fit into `tokens_per_batch`.
         if not generator.caches and batch.requests:
@@ -223,7 +244,7 @@ class DecodingLoop:
         left = []
         for request in batch.requests:
             if request.key in done:  # before the device ran out of memory
-                self.progress.end(request)
+                self.progress.end(request, done[request.key].num_tokens or 0)
             else:
                 left.append(request)
         self.kept: KeptPrompt | None = None  # the prefix that ran last
@@ -394,8 +415,7 @@ class DecodingLoop:
         for index, slot in enumerate(self.slots):
             # A generation may end with its first token, and so may those that follow it in the slot.
             while slot.generation.is_done:
-                self.done[slot.generation.request.key] = slot.generation.result()
-                self.progress.end(slot.generation.request)
+                self.finish(slot.generation)
                 following = self.following(index, slot)
                 if following is None:
                     leaving.append(index)
@@ -410,6 +430,14 @@ class DecodingLoop:
             if not self.slots[index].generation.is_finite:
                 self.cache.clear(index)
         self.slots = [self.slots[index] for index in self.cache.leave(leaving)]
+
+    def finish(self, ongoing: OngoingGeneration) -> None:
+        """Keep a generation that has ended, and report it."""
+        generation = ongoing.result()
+        self.done[generation.key] = generation
+        self.progress.end(ongoing.request, len(ongoing.ids))
+        # At once: what follows may run out of memory, after which those in `done` are not run again.
+        self.on_finished([generation])
 
     def following(self, index: int, slot: Slot) -> Slot | None:
         """Return the next generation for a slot, with its first token; None if no cached prompt has waiting requests.

@@ -136,16 +136,19 @@ class PreparedEvaluation:
         for output in outputs:
             if output.key in scored:
                 continue
-            item = self.items[output.key]
             if isinstance(output, Generation) and self.tasks[output.key.task].runs_programs:
-                scored[output.key] = submit(self._result, item, output)
+                scored[output.key] = submit(self.result, output)
             else:
-                scored[output.key] = self._result(item, output, comparer)
+                scored[output.key] = self.result(output, comparer)
         # All programs have been started before the first is waited for.
         results = {}
         for key, result in scored.items():
             results[key] = result.result() if isinstance(result, Future) else result
         return results
+
+    def result(self, output: Output, comparer: Comparer | None = None) -> ItemResult:
+        """Return a scored item. A generated program is run in this thread."""
+        return self._result(self.items[output.key], output, comparer)
 
     def unscorable(self) -> dict[ItemKey, ItemResult]:
         """Return the items that are in no batch as unscored results, each with its reason."""

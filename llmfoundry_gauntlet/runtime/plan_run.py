@@ -57,7 +57,7 @@ class PlanRun:
         All ranks have equally many, as steps and this function contain collectives: the shares are filled up for that.
         """
         scored = self.writer.unfinished(self.planned.batches)
-        generated = self.writer.unfinished(self.planned.continuous_batches)
+        generated = self.writer.not_generated(self.planned.continuous_batches)
         batches = share_of(scored)
         generations = assign_continuous_batches(generated, num_ranks=world_size())[global_rank()]
 
@@ -103,23 +103,29 @@ class PlanRun:
     def _generate(self, generation: ContinuousBatch, work: BatchWork) -> Results:
         """Generate a batch and return its results, except for programs, which run in the background until `_collect`.
 
-        Ranks wait for each other afterwards, because the duration of generations cannot be predicted.
+        Each item is scored and written as soon as its generation has ended, as a batch may take hours. Ranks wait for
+        each other afterwards, because the duration of generations cannot be predicted.
         """
         if self.runner.generator is None:
             raise RuntimeError('the first step, which probes the model, was not run')
-        outputs = self.runner.generator.generate(generation, work.progress)
+        results: Results = {}
 
-        programs: list[Generation] = []
-        texts: list[Generation] = []
-        for output in outputs:
-            task = self.planned.tasks[output.key.task]
-            (programs if task.runs_programs else texts).append(output)
+        def keep(generations: Sequence[Generation]) -> None:
+            results.update(self._score_texts(generations))
 
-        if programs:
-            self.programs.submit(partial(self.writer.score, programs))
-        results = self.writer.score(texts)
+        self.runner.generator.generate(generation, work.progress, keep)
         meet()
         return results
+
+    def _score_texts(self, generations: Sequence[Generation]) -> Results:
+        """Score and write generations and return their results; programs are only started."""
+        texts: list[Generation] = []
+        for generation in generations:
+            if self.planned.tasks[generation.key.task].runs_programs:
+                self.programs.submit(partial(self.writer.score_program, generation))
+            else:
+                texts.append(generation)
+        return self.writer.score(texts)
 
     def _collect(self) -> Results:
         """Wait for all programs of all ranks and return the results of this rank's."""

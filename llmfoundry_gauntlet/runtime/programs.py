@@ -1,26 +1,27 @@
-"""Run generated programs in the background while the model generates further ones, and collect their results."""
+"""Run generated programs in the background while the model generates further texts, and collect their results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
 from llmfoundry_gauntlet.runtime.distributed import gather
 from llmfoundry_gauntlet.runtime.writer import Results
+from llmfoundry_gauntlet.scoring.code.execution import submit
+from llmfoundry_gauntlet.types import ItemResult
 
 COLLECT_SECONDS = 5.0
 
 
 class BackgroundPrograms:
-    """The programs of this rank: batches of them, run one batch at a time in a thread."""
+    """The programs of this rank, run in the threads of `execution.workers`."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix='gauntlet-programs')
-        self._running: list[Future[Results]] = []
+        self._running: list[Future[ItemResult]] = []
 
-    def submit(self, score: Callable[[], Results]) -> None:
-        """Call a function, which runs the programs of a batch and returns their results, in the background."""
-        self._running.append(self._thread.submit(score))
+    def submit(self, score: Callable[[], ItemResult]) -> None:
+        """Call a function, which runs a program and returns its result, in the background."""
+        self._running.append(submit(score))
 
     def collect(self) -> Results:
         """Wait for all programs of all ranks and return the results of this rank's. All ranks must call it.
@@ -33,7 +34,8 @@ class BackgroundPrograms:
 
         results: Results = {}
         for running in self._running:
-            results.update(running.result())
+            result = running.result()
+            results[result.key] = result
         self._running = []
         return results
 

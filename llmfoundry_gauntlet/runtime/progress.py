@@ -89,9 +89,19 @@ class Work:
     @property
     def num_finished(self) -> int:
         """Return the estimated number of finished items on all ranks."""
-        num_own = sum(batch.num_items for batch in self.batches)
         num_done = sum(batch.num_items * batch.progress.of_requests for batch in self.batches)
-        return round(self.num_items * num_done / num_own) if num_own else 0
+        return self._on_all_ranks(num_done)
+
+    @property
+    def num_generated(self) -> int:
+        """Return the estimated number of generated tokens on all ranks."""
+        num_generated = sum(batch.progress.num_generated for batch in self.batches)
+        return self._on_all_ranks(num_generated)
+
+    def _on_all_ranks(self, number: float) -> int:
+        """Return a number of all ranks, given that of this one, in the proportion of their items."""
+        num_own = sum(batch.num_items for batch in self.batches)
+        return round(self.num_items * number / num_own) if num_own else 0
 
     def seconds(self, kind: str, now: float) -> float:
         """Return the time spent on work of a kind until `now`."""
@@ -124,6 +134,17 @@ class Work:
             if cost:
                 paces[kind] = (self.seconds(kind, now) + assumed_seconds) / cost
         return paces
+
+    @property
+    def assumes_limits(self) -> bool:
+        """Return whether the time left is that of generations which all reach their token limits.
+
+        How long they will be is unknown until some have ended, from when on their pace includes it.
+        """
+        generating = [batch.progress for batch in self.batches if batch.kind == GENERATION]
+        has_begun = any(progress.of_cost > 0 for progress in generating)
+        has_ended = any(progress.of_requests > 0 for progress in generating)
+        return has_begun and not has_ended and GENERATION not in self.earlier_paces
 
     def seconds_left(self, now: float) -> float | None:
         """Return the estimated time left, None as long as nothing is known about the pace of some work."""
@@ -180,11 +201,14 @@ def describe_progress(work: Work, now: float) -> str:
         return work.task or 'probing the model'
     parts = [f'{work.num_finished} of {work.num_items} items']
     seconds = sum(work.seconds(kind, now) for kind in KINDS)
-    if work.share and seconds:
+    if work.num_finished and seconds:
         parts.append(f'{work.num_finished / seconds:.3g} items/s')
     seconds_left = work.seconds_left(now)
     if work.share < 1 and seconds_left is not None:
-        parts.append(f'{tqdm.format_interval(seconds_left)} left')
+        condition = ' if no generation ends early' if work.assumes_limits else ''
+        parts.append(f'{tqdm.format_interval(seconds_left)} left{condition}')
+    if work.num_generated:
+        parts.append(f'{work.num_generated:,} tokens generated')
     if work.task:
         parts.append(work.task if len(work.task) <= NUM_TASK else f'{work.task[: NUM_TASK - 3]}...')
     return ', '.join(parts)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
 
 from llmfoundry_gauntlet.engine.continuous import ContinuousBatch
 from llmfoundry_gauntlet.engine.plan import Batch
 from llmfoundry_gauntlet.evaluation.run import PreparedEvaluation
 from llmfoundry_gauntlet.runtime.journal import SharedJournal
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
-from llmfoundry_gauntlet.types import ItemKey, ItemResult, Output
+from llmfoundry_gauntlet.types import Generation, ItemKey, ItemResult, Output
 
 Results = dict[ItemKey, ItemResult]
-AnyBatch = TypeVar('AnyBatch', Batch, ContinuousBatch)
 
 
 class ResultWriter:
@@ -34,6 +32,12 @@ class ResultWriter:
         self.write(results)
         return results
 
+    def score_program(self, generation: Generation) -> ItemResult:
+        """Run a generated program in this thread, write its result and return it."""
+        result = self.prepared.result(generation)
+        self.write({result.key: result})
+        return result
+
     def results_of(self, outputs: Iterable[Output]) -> Results:
         """Score outputs and return their results, which are not written."""
         return self.prepared.results(outputs, self.comparer)
@@ -48,11 +52,12 @@ class ResultWriter:
         if self.journal is not None:
             self.journal.add(results, suspect=True)
 
-    def unfinished(self, batches: Sequence[AnyBatch], *, also_suspects: bool = False) -> list[AnyBatch]:
-        """Return the batches with at least one unfinished item; such a batch is rerun as a whole.
+    def unfinished(self, batches: Sequence[Batch], *, also_suspects: bool = False) -> list[Batch]:
+        """Return the scored batches with at least one unfinished item.
 
-        Items with non-finite results in an earlier attempt count as finished; with `also_suspects` only if they were
-        also rerun as padded rows.
+        Such a batch is rerun as a whole, as the last bits of its log-probabilities depend on all of it. Items with
+        non-finite results in an earlier attempt count as finished; with `also_suspects` only if they were also rerun as
+        padded rows.
         """
         if self.journal is None:
             return list(batches)
@@ -66,3 +71,13 @@ class ResultWriter:
             if not keys <= finished:
                 unfinished.append(batch)
         return unfinished
+
+    def not_generated(self, batches: Sequence[ContinuousBatch]) -> list[ContinuousBatch]:
+        """Return the continuous batches of the requests whose items are unfinished.
+
+        A generation may take long and is the same beside others, so none is rerun.
+        """
+        if self.journal is None:
+            return list(batches)
+        left = [batch.without(self.journal.done) for batch in batches]
+        return [batch for batch in left if batch.requests]

@@ -29,7 +29,7 @@ from llmfoundry_gauntlet.engine.decoding import (
 )
 from llmfoundry_gauntlet.engine.logits import output_layer, uniform_draws
 from llmfoundry_gauntlet.errors import ModelError
-from llmfoundry_gauntlet.types import GenerateRequest, Sampling, StopRule
+from llmfoundry_gauntlet.types import GenerateRequest, Generation, Sampling, StopRule
 
 NUMBERS_OF_SLOTS = (1, 2, 4, 50)
 # One family for each layout.
@@ -337,6 +337,50 @@ def test_the_progress_of_a_batch_rises_to_one_while_it_runs(layout: str):
     assert costs_done == sorted(costs_done)
     assert len(set(costs_done)) > len(costs_done) / 2
     assert progress.of_cost == progress.of_requests == 1.0
+
+
+@every_layout
+def test_each_generation_is_reported_as_soon_as_it_has_ended(layout: str):
+    """All prompts run in the first forward, which has the first token of each; every further one is a step.
+
+    Mutations: report generations at the end of the batch; report only one of equal requests.
+    """
+    model = networks.network(FAMILY_OF[layout])
+    limits = [1, 4, 2, 6, 4]
+    requests = [request(row, [5 + row] * 7, limit) for row, limit in enumerate(limits)]
+    equal = replace(requests[2], key=replace(requests[2].key, sample=1))
+    generator = generator_of(model, layout)
+    num_forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal num_forwards
+        num_forwards += 1
+
+    model.register_forward_pre_hook(count)
+    reported: dict[Generation, int] = {}  # to the number of forwards before
+
+    batch = generations.batch_of([*requests, equal], 5, tokens_per_batch=1000)
+    outcomes = generator.generate(batch, on_finished=lambda ended: reported.update(dict.fromkeys(ended, num_forwards)))
+
+    assert list(reported.values()) == sorted(reported.values())
+    assert [reported[generation] for generation in outcomes] == [*limits, 2]
+
+
+@every_layout
+@pytest.mark.parametrize('after', [0, 7])
+def test_each_generation_is_reported_once_also_where_memory_runs_out(layout: str, after: int):
+    """Mutation: those that had ended when memory ran out are reported again."""
+    model, requests = networks.network(FAMILY_OF[layout]), [*generations.mixed_requests(), *sampled_requests()]
+    generator = generator_of(model, layout)
+    limit_rows(model, 3, after)
+    reported: list[Generation] = []
+
+    outcomes = generator.run(generations.batch_of(requests, 8, tokens_per_batch=1000), on_finished=reported.extend)
+
+    assert generator.most_slots == 2
+    by_key = {generation.key: generation for generation in reported}
+    assert len(reported) == len(by_key)
+    assert [by_key[wanted.key] for wanted in requests] == outcomes
 
 
 @every_layout

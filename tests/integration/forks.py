@@ -82,6 +82,14 @@ def statuses(ranks: Ranks, log: Path, seconds: float = PATIENCE) -> list[int]:
     return [process.exitcode for process in ranks]
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def run(job: Callable[..., None], log: Path, *arguments: Any, num_ranks: int = 1, **environment: str) -> None:
     """Run a job that must succeed."""
     ranks = start_ranks(job, [log] * num_ranks, *arguments, **environment)
