@@ -43,6 +43,15 @@ MAX_RUNS = 8  # that colours tell apart
 EVALUATIONS = 'gauntlet'  # the folder of evaluations within that of a run, by default
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemSource:
+    """The rows of which the items of a task are chosen, and how many are; `subset_version` is None if all of them."""
+
+    num_items: int
+    rows_sha256: str
+    subset_version: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run(Scores):
     """A recorded evaluation: its results.json, checked; its tasks and items are read from its folder on first use."""
@@ -105,6 +114,23 @@ class Run(Scores):
         for dataset in (self.scores.score or {}).values():
             origins[dataset.task] = dataset.data_origin
         return origins
+
+    @property
+    def sources_of_items(self) -> dict[str, ItemSource]:
+        """Return where the items of each task are from, SCORE's too, if it is known."""
+        version = (self.scores.config or {}).get('subset_version')
+        sources = {}
+        for key, task in self.scores.tasks.items():
+            if task.data_sha256 is not None:
+                sources[key] = ItemSource(
+                    num_items=task.num_items,
+                    rows_sha256=task.data_sha256,
+                    subset_version=version if task.subset_items else None,
+                )
+        for dataset in (self.scores.score or {}).values():
+            if dataset.data_sha256 is not None:
+                sources[dataset.task] = ItemSource(num_items=dataset.num_items, rows_sha256=dataset.data_sha256)
+        return sources
 
     @cached_property
     def headline(self) -> dict[tuple[str, str], ScoreRow]:

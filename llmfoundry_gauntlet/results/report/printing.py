@@ -24,6 +24,7 @@ from llmfoundry_gauntlet.results.report.scores import (
     short_names,
 )
 from llmfoundry_gauntlet.results.report.tables import (
+    ABSENT,
     MINUS,
     Cell,
     Column,
@@ -32,7 +33,7 @@ from llmfoundry_gauntlet.results.report.tables import (
     ends_of,
     print_tables,
 )
-from llmfoundry_gauntlet.results.runs import Run, find_evaluations, recorded_run
+from llmfoundry_gauntlet.results.runs import ItemSource, Run, find_evaluations, recorded_run
 from llmfoundry_gauntlet.tasks.generation import NO_DELIMITER_SHARE
 from llmfoundry_gauntlet.types import Measure
 
@@ -62,7 +63,13 @@ CONSTANT_LETTER = (
     'constant: the highest value of one letter as the answer in every variant; a model may have a consistency_rate '
     'near it without reading the questions'
 )
-CHANCE, MAJORITY_CLASS, CONSTANT = 'chance', 'majority', 'constant'  # columns of baselines
+# Columns of baselines, and of the numbers of items.
+CHANCE, MAJORITY_CLASS, CONSTANT, NUM_ITEMS = 'chance', 'majority', 'constant', 'n'
+NUMBERS_OF_ITEMS = (
+    'n: the number of items of each run, in the order of the columns, where these differ; composites are over these '
+    'items too; gauntlet compare takes those that two runs have in common'
+)
+OTHER_ROWS = 'as many items in all runs, but others, as the rows of the data files or the choice of subsets differ'
 ERRORS_OVER_PROMPTS = 'standard errors over questions and prompts'
 NO_ERROR = 'no standard error, which takes two questions scored independently'
 ALIKE = 'no standard error, as all items have the same value'
@@ -125,12 +132,12 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
     """Return the tasks by category, then averages, their gold answers' bits and SCORE, with a column per evaluation.
 
     The accuracy of guessing is shown beside accuracies, for a single evaluation that of the majority class beside
-    tasks, and the best constant letter beside SCORE. Scores that no evaluation has are not in the table but in its
-    notes.
+    tasks, and the best constant letter beside SCORE. Numbers of items are shown where evaluations differ in them.
+    Scores that no evaluation has are not in the table but in its notes.
     """
     names = names or short_names([evaluation.folder for evaluation in evaluations])
     columns = [Column(name, with_error=with_errors) for name in names]
-    columns += [Column(name, absent='') for name in names_of_baselines(evaluations)]
+    columns += [Column(name, absent='') for name in names_of_other_columns(evaluations)]
 
     def heading(name: str) -> TableRow:
         return TableRow(name=name, cells=[''] * len(columns), is_bold=True)
@@ -164,20 +171,57 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
         notes=[
             *score_notes(evaluations),
             *constant_letter_notes(evaluations),
+            *item_notes(evaluations),
             *over_prompts,
             *absences(headline_cells(evaluations)),
         ],
     )
 
 
-def names_of_baselines(evaluations: Sequence[Run]) -> list[str]:
-    """Return the names of the columns of baselines: chance, of one evaluation the majority class, constant letters."""
+def names_of_other_columns(evaluations: Sequence[Run]) -> list[str]:
+    """Return the names of the columns of baselines and of numbers of items that a table of scores needs."""
     names = [CHANCE]
     if len(evaluations) == 1:
         names.append(MAJORITY_CLASS)
     if constant_letter_notes(evaluations):
         names.append(CONSTANT)
+    if any(numbers_of_items(scores) for scores in scores_by_name(evaluations).values()):
+        names.append(NUM_ITEMS)
     return names
+
+
+def scores_by_name(evaluations: Sequence[Run]) -> dict[tuple[str, str], list[ScoreRow | None]]:
+    """Return the headline score of each evaluation by kind and name; None for one that does not have it."""
+    names = dict.fromkeys(name for evaluation in evaluations for name in evaluation.headline)
+    return {name: [evaluation.headline.get(name) for evaluation in evaluations] for name in names}
+
+
+def numbers_of_items(scores: Sequence[ScoreRow | None]) -> str:
+    """Return the number of items of each run's score, in order; '' where all that have one have as many."""
+    counts = [None if score is None or score.value is None else score.num_items for score in scores]
+    if len(set(counts) - {None}) < 2:
+        return ''
+    return ' / '.join(ABSENT if count is None else f'{count:,}' for count in counts)
+
+
+def item_notes(evaluations: Sequence[Run]) -> list[str]:
+    """Return an explanation of numbers of items, if any are shown, and the tasks with as many items, but others."""
+    notes = []
+    if NUM_ITEMS in names_of_other_columns(evaluations):
+        notes.append(NUMBERS_OF_ITEMS)
+    sources_by_task: dict[str, list[ItemSource]] = {}
+    for evaluation in evaluations:
+        for task, source in evaluation.sources_of_items.items():
+            sources_by_task.setdefault(task, []).append(source)
+    differing = []
+    for task, sources in sources_by_task.items():
+        counts = {source.num_items for source in sources}
+        choices = {(source.rows_sha256, source.subset_version) for source in sources}
+        if len(counts) == 1 and len(choices) > 1:
+            differing.append(task)
+    if differing:
+        notes.append(f'{OTHER_ROWS}: {", ".join(differing)}')
+    return notes
 
 
 def gold_bits_rows(rows: Mapping[str, Mapping[str, TableRow | None]]) -> list[TableRow]:
@@ -211,26 +255,26 @@ def first_categories(evaluations: Sequence[Run]) -> dict[str, str]:
 
 def rows_by_kind(evaluations: Sequence[Run]) -> dict[str, dict[str, TableRow | None]]:
     """Return the row of each headline score by kind and name; None for a score that no evaluation has."""
-    shown_baselines = names_of_baselines(evaluations)
+    other_columns = names_of_other_columns(evaluations)
     has_categories = bool(first_categories(evaluations))
     majority = {row.name: row.value for row in evaluations[0].rows if row.metric == MAJORITY and row.part is None}
     shortened = notes_on_shortened(evaluations)
 
     rows: dict[str, dict[str, TableRow | None]] = {kind: {} for kind in KINDS}
-    for kind, name in dict.fromkeys(name for evaluation in evaluations for name in evaluation.headline):
-        scores = [evaluation.headline.get((kind, name)) for evaluation in evaluations]
+    for (kind, name), scores in scores_by_name(evaluations).items():
         if all(score is None or score.value is None for score in scores):
             rows[kind][name] = None
             continue
         is_task = kind == 'task'
-        baselines: dict[str, Cell] = {
+        other_cells: dict[str, Cell] = {
             CHANCE: common([score.chance for score in scores if score is not None]),
             MAJORITY_CLASS: majority.get(name) if is_task else None,
             CONSTANT: common([score.constant_letter for score in scores if score is not None]),
+            NUM_ITEMS: numbers_of_items(scores),
         }
         rows[kind][name] = TableRow(
             name=name,
-            cells=[*scores, *(baselines[baseline] for baseline in shown_baselines)],
+            cells=[*scores, *(other_cells[column] for column in other_columns)],
             is_bold=kind in ('category', 'average'),
             is_indented=kind in ('perturbation', GOLD_BITS) or (is_task and has_categories),
             mark=SHORTENED if is_task and name in shortened else '',

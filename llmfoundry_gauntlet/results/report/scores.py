@@ -107,6 +107,8 @@ class TaskRecord:
     effective_shots: float | None = None
     ended_at_limit: TokenLimitRecord | None = None
     data_origin: str | None = None
+    data_sha256: str | None = None
+    subset_items: int | None = None
     chance: float | None = None
     categories: dict[str, TaskRecord] = field(default_factory=dict)
 
@@ -140,6 +142,7 @@ class DatasetRecord:
     ended_at_limit: TokenLimitRecord | None = None
     chance: float | None = None
     data_origin: str | None = None
+    data_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

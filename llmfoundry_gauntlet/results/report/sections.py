@@ -21,6 +21,7 @@ from llmfoundry_gauntlet.results.report.printing import (
     CLEAR,
     GOLD_BITS_HEADING,
     OTHER_TASKS,
+    count_cell,
     difference_table,
     gold_bits_table,
     scores_table,
@@ -296,6 +297,10 @@ def dataset_table(
         if metric in known:
             metrics.append(TableRow(name=metric, cells=cells(metric)))
             metrics += baselines_below(metric, [scores.get((column, metric, None)) for column in columns])
+    accuracies = [scores.get((column, 'accuracy', None)) for column in columns]
+    counts = [0 if accuracy is None else accuracy.num_items or 0 for accuracy in accuracies]
+    if len(set(counts) - {0}) > 1:
+        metrics.append(TableRow(name='questions', cells=list(map(count_cell, counts))))
 
     variants = dict.fromkeys(row.part for row in rows if row.metric == BY_VARIANT and (row.name, row.run) in columns)
     of_variants = [TableRow(name=variant or BY_VARIANT, cells=cells(BY_VARIANT, variant)) for variant in variants]

@@ -322,6 +322,23 @@ def test_several_runs_are_side_by_side_and_compared_over_items_with_equal_prompt
     assert [sample['passages'] for sample in page['samples'] if RIDDLES in sample['text']] == expected
 
 
+def test_numbers_of_items_are_shown_where_runs_differ_in_them(read, runs: dict[str, Path], tmp_path: Path):
+    other = copy_run(runs['b'], tmp_path / 'other')
+    with edited(other) as record:
+        record['score']['agieval']['perturbations']['prompt']['num_questions'] = 1500
+
+    page = read(runs['a'], other)
+
+    header, *_ = page['tables']['Scores']
+    place = [cell['text'] for cell in header[1:]].index('n')
+    rows = table_of(page, 'Scores')
+    num_questions = record_of(runs['a'])['score']['agieval']['perturbations']['prompt']['num_questions']
+    numbers = [rows[name][place]['text'] for name in ('agieval prompt accuracy', LINES)]
+    assert numbers == [f'{num_questions} / 1,500', '']
+    shown = [cell['text'] for cell in table_of(page, 'agieval')['questions']]
+    assert {f'{num_questions}', '1,500'} <= set(shown)
+
+
 @pytest.fixture(scope='module')
 def better(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Return a run that has all topics wrong and another that has them right, with equal answers to the rest."""

@@ -337,6 +337,53 @@ def changed(runs: dict[str, Path], tmp_path: Path):
     return change
 
 
+def test_runs_with_different_numbers_of_items_have_them_beside_their_scores(shown, runs: dict[str, Path], changed):
+    """Mutation: all tasks have their numbers; a run without the task counts as one with other items."""
+    other = changed({CHOICES: {'num_items': 1500}})
+    with edited(other) as record:
+        del record['tasks'][LINES]
+        record['score']['agieval']['perturbations']['prompt']['num_questions'] = 1500
+
+    rows = rows_of_markdown(shown(runs['a'], other, form='markdown'))
+
+    assert rows[''][-1] == 'n'
+    assert {name: cells[-1] for name, cells in rows.items() if cells[-1] and name} == {
+        CHOICES: '12 / 1,500',
+        'agieval prompt accuracy': f'{len(QUESTIONS)} / 1,500',
+        'agieval prompt consistency_rate': f'{len(QUESTIONS)} / 1,500',
+    }
+    assert 'n: the number of items of each run' in shown(runs['a'], other)
+
+
+def test_runs_with_as_many_items_of_each_task_have_no_column_of_them(shown, runs: dict[str, Path]):
+    text = shown(runs['a'], runs['b'], form='markdown')
+
+    assert 'n' not in rows_of_markdown(text)['']
+    assert 'number of items' not in text
+    assert 'as many items' not in text
+
+
+@pytest.mark.parametrize(
+    ('changes', 'config', 'is_other'),
+    [
+        ({'data_sha256': 'another'}, {}, True),
+        ({'subset_items': 12}, {'subset_version': 99}, True),
+        ({'data_sha256': 'another', 'num_items': 10}, {}, False),  # which the column of numbers says
+        ({'data_sha256': None}, {}, False),  # unknown
+    ],
+)
+def test_tasks_with_as_many_items_but_others_are_named(
+    shown, runs: dict[str, Path], changed, changes, config, is_other
+):
+    other = changed({CHOICES: changes})
+    with edited(other) as record:
+        record['config'] |= config
+
+    text = ' '.join(shown(runs['a'], other).split())
+
+    assert (f'or the choice of subsets differ: {CHOICES}' in text) == is_other
+
+
 @pytest.mark.parametrize('form', ['table', 'markdown'])
 def test_tables_say_which_data_are_samples(shown, changed, form: str):
     def text(folder: Path) -> str:
