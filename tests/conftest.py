@@ -33,8 +33,8 @@ SLOW_BY_PREFIX = {
     'results/report/test_': 'browser compare gate_command page',
     'results/test_': 'replaced_runs',
     'runtime/test_': (
-        'alert_history claims generation_journal generation_run metric_loggers model_errors models other_checkpoints '
-        'progress time_budget without_composer'
+        'alert_history averages claims generation_journal generation_run metric_loggers model_errors models '
+        'other_checkpoints progress time_budget without_composer'
     ),
     'scoring/code/test_': 'attacks execution servers solutions',
     'scoring/test_': 'mathematics mathematics_process mathematics_reference mathematics_wrong text',

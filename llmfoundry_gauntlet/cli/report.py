@@ -108,18 +108,18 @@ def compare(
       gauntlet compare runs/demo
       gauntlet compare runs/baseline runs/candidate --format markdown
     """
-    from llmfoundry_gauntlet.results.files import find_results
+    from llmfoundry_gauntlet.results.files import results_of_checkpoints
     from llmfoundry_gauntlet.results.report import comparison, printing
-    from llmfoundry_gauntlet.results.runs import read_run, read_runs
+    from llmfoundry_gauntlet.results.runs import read_run
 
     if len(runs) == 1:
-        evaluations = read_runs(runs[0])
+        evaluations = [read_run(folder) for folder, _ in results_of_checkpoints(runs[0])]
         if len(evaluations) == 1:
             raise ConfigError(f'{runs[0]}: holds one evaluation; name another run to compare it with')
         trends = comparison.trends(evaluations, metric=metric, allow_missing=allow_missing)
         printing.print_trends(trends, metric, form)
         return
-    first, *others = [read_run(find_results(folder)[-1][0]) for folder in runs]
+    first, *others = [read_run(results_of_checkpoints(folder)[-1][0]) for folder in runs]
     compared = [comparison.compare_runs(first, other, metric=metric, allow_missing=allow_missing) for other in others]
     printing.print_comparisons(comparison.corrected(compared), metric, form)
 
@@ -192,7 +192,7 @@ def gate(
     """
     from llmfoundry_gauntlet.config.gate import gate_settings
     from llmfoundry_gauntlet.metrics.gate import OK, WORSE
-    from llmfoundry_gauntlet.results.files import find_results
+    from llmfoundry_gauntlet.results.files import results_of_checkpoints
     from llmfoundry_gauntlet.results.report.gate import gate_runs
     from llmfoundry_gauntlet.results.report.gate_tables import print_gate
     from llmfoundry_gauntlet.results.runs import read_run
@@ -206,7 +206,7 @@ def gate(
         alpha=alpha,
         allow_different=allow_different,
     )
-    baseline, candidate = [read_run(find_results(folder)[-1][0]) for folder in (first, second)]
+    baseline, candidate = [read_run(results_of_checkpoints(folder)[-1][0]) for folder in (first, second)]
     judged = gate_runs(baseline, candidate, settings)
     print_gate(judged, form)
     if judged.verdict == WORSE:

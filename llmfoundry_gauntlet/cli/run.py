@@ -175,10 +175,11 @@ def check_parts(settings: Mapping[str, Any]) -> None:
     They are loaded with a model, when tasks and data have been read, and by `gauntlet watch` with each checkpoint.
     """
     from llmfoundry_gauntlet.data.hub import find_model_folder
+    from llmfoundry_gauntlet.data.stores import scheme_of
 
     collected = Collected()
     for name in ('tokenizer', 'model_config', 'adapter'):
-        if settings.get(name):
+        if settings.get(name) and not (name == 'adapter' and scheme_of(settings[name])):
             with collected, naming(name):
                 find_model_folder(settings[name])
     collected.raise_all()

@@ -22,7 +22,7 @@ from llmfoundry_gauntlet.cli.options import (
     start_logging,
     takes,
 )
-from llmfoundry_gauntlet.cli.run import check_parts
+from llmfoundry_gauntlet.cli.run import check_model, check_parts
 from llmfoundry_gauntlet.errors import ConfigError, named_as_options, plural
 
 NEVER = 'never'
@@ -78,6 +78,23 @@ def watch(
             rich_help_panel=WAITING,
         ),
     ] = NEVER,
+    average: Annotated[
+        int | None,
+        typer.Option(
+            metavar='N',
+            help='Also evaluate the mean of the weights of the last N checkpoints, beside each.',
+            rich_help_panel='Model',
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            '--model',
+            metavar='MODEL',
+            help='The base of PEFT adapters: FOLDER has checkpoints of adapters.',
+            rich_help_panel='Model',
+        ),
+    ] = None,
     claims: Annotated[
         str | None,
         typer.Option(
@@ -98,6 +115,8 @@ def watch(
       # the checkpoints that are there, then exit
       gauntlet watch s3://bucket/run/checkpoints --tasks yamls/tasks/gauntlet_v0.1.yaml \
           --data-root data --out runs/watched --once
+      # beside each checkpoint the mean of its weights and those of the two before it
+      gauntlet watch runs/demo/checkpoints --train-yaml yamls/train/demo.yaml --average 3
       torchrun --nproc-per-node 8 -m llmfoundry_gauntlet watch runs/demo/checkpoints \
           --train-yaml yamls/train/demo.yaml --stop-after 2h
     """
@@ -106,6 +125,10 @@ def watch(
         problems.append('nothing to evaluate: give --tasks, --score or both, or --train-yaml')
     if out is None and train_yaml is None:
         problems.append(NO_FOLDER)
+    if average is not None and average < 2:
+        problems.append(f'--average: is {average}; allowed: a number of checkpoints, 2 or more')
+    if average is not None and base is not None:
+        problems.append('--average: is not allowed with --model: the mean of adapters is not that of what they add')
     check_options(context, excludes={'train_yaml': EVALUATION, 'once': ('stop_after',)}, problems=problems)
     training: dict[str, Any] = {'settings': settings_of(given, EVALUATION)}
     flags = flags_of(context)
@@ -119,6 +142,8 @@ def watch(
         raise ConfigError(f'{NO_FOLDER}, or set run_name and save_folder in {train_yaml}')
     model = settings_of(given, MODEL)
     check_parts(model)
+    if base is not None:
+        check_model(base, {})
     precision_of_training = training.pop('precision', None)
     model['precision'] = model['precision'] or precision_of_training
     durations = {'--poll': poll, '--settle': settle, '--claim-expires': claim_expires}
@@ -137,7 +162,10 @@ def watch(
     from llmfoundry_gauntlet.runtime.watch import DAMAGED, WatchSettings, watch_checkpoints
 
     with named_as_options(flags):
-        table = watch_checkpoints(WatchSettings(folder=folder, model=model, claims=claims, **timing, **training))
+        options = WatchSettings(
+            folder=folder, model=model, average=average, base=base, claims=claims, **timing, **training
+        )
+        table = watch_checkpoints(options)
     for name, state, detail in table:
         typer.echo(f'{name}: {state} {detail}')
     if table and any(training['out'].rglob(RESULTS)):
@@ -145,7 +173,8 @@ def watch(
     if table:
         num_by_state = Counter(state for _, state, _ in table)
         counts = ', '.join(f'{count} {state}' for state, count in num_by_state.items())
-        typer.echo(f'{plural(len(table), "checkpoint")} in {folder}: {counts}')
+        what = 'checkpoint' if average is None else 'evaluation'  # of averages too
+        typer.echo(f'{plural(len(table), what)} in {folder}: {counts}')
     if any(state == DAMAGED for _, state, _ in table):
         raise typer.Exit(CHECK_FAILED)
 

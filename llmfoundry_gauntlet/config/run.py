@@ -30,6 +30,7 @@ class ModelSettings:
     * `config_overrides`: values that replace those in the model's configuration.
     * `revision`: the branch, tag or commit of a model on the hub.
     * `adapter`: the folder or name of a PEFT adapter, which is merged into the weights.
+    * `averaged_with`: more checkpoints of the same training; evaluated is the mean of their weights and the model's.
     * `dtype`: the type of the weights in memory: float32, bfloat16 or float16.
     * `device_map`: 'auto' or a mapping of modules to devices, for a model that is larger than one GPU (accelerate).
     * `trust_remote_code`: allow Python code in the folders of the model and its tokenizer to run.
@@ -41,6 +42,7 @@ class ModelSettings:
     config_overrides: dict[str, Any] = field(default_factory=dict)
     revision: str | None = None
     adapter: str | None = None
+    averaged_with: tuple[str, ...] = ()
     dtype: str = 'float32'
     device_map: Any = None
     trust_remote_code: bool = False
@@ -56,6 +58,10 @@ class ModelSettings:
             yield f"device_map: is {self.device_map!r}; allowed: 'auto', or a mapping of modules to devices"
         for name in ('model', 'tokenizer', 'model_config', 'adapter'):
             yield from path_problems(name, getattr(self, name))
+        for path in self.averaged_with:
+            yield from path_problems('averaged_with', path)
+        if self.averaged_with and self.adapter is not None:
+            yield 'averaged_with: is not allowed with an adapter, whose parts have another mean than what they add'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +118,7 @@ class RunOptions(EvaluationOptions, total=False):
     config_overrides: Mapping[str, Any]
     revision: str | None
     adapter: str | Path | None
+    averaged_with: Sequence[str | Path]
     dtype: str
     device_map: str | Mapping[str, Any] | None
     trust_remote_code: bool

@@ -435,6 +435,19 @@ def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def average_size(record: Mapping[str, Any]) -> int | None:
+    """Return how many checkpoints a record is the average of; None if it is of a single one."""
+    others = (record.get('model') or {}).get('averaged_with')
+    return len(others) + 1 if others else None
+
+
+def results_of_checkpoints(run: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return what `find_results` does without averages of checkpoints, unless there is nothing else."""
+    results = find_results(run)
+    single = [(folder, record) for folder, record in results if average_size(record) is None]
+    return single or results
+
+
 def find_results(run: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Return every results.json at or below `run`, ordered by training batch, then by path."""
     paths = sorted(run.rglob(RESULTS))

@@ -22,7 +22,7 @@ from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import Evaluation, Scores, summarize
 from llmfoundry_gauntlet.evaluation.suite import Suite, decode_task
 from llmfoundry_gauntlet.metrics.keys import GOLD_BITS
-from llmfoundry_gauntlet.results.files import RESULTS, find_results, read_results, results_record
+from llmfoundry_gauntlet.results.files import RESULTS, average_size, find_results, read_results, results_record
 from llmfoundry_gauntlet.results.journal import Finished
 from llmfoundry_gauntlet.results.report.scores import (
     ResultsRecord,
@@ -105,7 +105,14 @@ class Run(Scores):
     @property
     def name(self) -> str:
         """Return the training batch, else the name of the folder."""
-        return (self.folder.name or str(self.folder)) if self.batch is None else f'ba{self.batch}'
+        if self.batch is None:
+            return self.folder.name or str(self.folder)
+        return f'ba{self.batch}' if self.average is None else f'average_{self.average}/ba{self.batch}'
+
+    @property
+    def average(self) -> int | None:
+        """Return how many checkpoints its weights are the mean of, `None` for those of a single one."""
+        return average_size(self.record)
 
     @property
     def origins(self) -> dict[str, str | None]:

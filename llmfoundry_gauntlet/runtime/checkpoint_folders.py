@@ -33,10 +33,27 @@ LATER_RANK = re.compile(r'rank[1-9]\d*\.pt$')  # rank 0's file represents the fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint: its name, relative to a store, and its files."""
+    """A checkpoint: its name, relative to a store, and its files; or the average of its `members`, newest first."""
 
     name: str
     files: tuple[StoredFile, ...]
+    members: tuple[Checkpoint, ...] = ()
+
+    @property
+    def is_adapter(self) -> bool:
+        """Return whether it is a PEFT adapter, which needs its base."""
+        return any(PurePosixPath(file.name).name == ADAPTER_CONFIG for file in self.files)
+
+    @property
+    def claimed_name(self) -> str:
+        """Return the name for claims, another one for an average of other members.
+
+        Trainers delete old checkpoints: what is then the average up to the same batch is no new version of it.
+        """
+        if not self.members:
+            return self.name
+        names = repr([member.name for member in self.members])
+        return f'{self.name}+{hashlib.sha256(names.encode()).hexdigest()[:8]}'
 
     @property
     def batch(self) -> int | None:

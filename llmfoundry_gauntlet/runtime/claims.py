@@ -205,7 +205,7 @@ def name_of(checkpoint: Checkpoint) -> str:
 
     Quoting takes three bytes for each byte of a letter that is not ASCII.
     """
-    name = quote(checkpoint.name, safe='')
+    name = quote(checkpoint.claimed_name, safe='')
     if len(name) <= LONGEST_NAME:
         return name
     return f'{name[:SHOWN_OF_LONG_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}'

@@ -15,8 +15,10 @@ from llmfoundry_gauntlet.config.run import SETTINGS, ModelSettings, RunOptions, 
 from llmfoundry_gauntlet.errors import Collected, ConfigError, named
 from llmfoundry_gauntlet.evaluation.inputs import load_inputs
 from llmfoundry_gauntlet.evaluation.run import Evaluation
+from llmfoundry_gauntlet.metrics.keys import BATCH
 from llmfoundry_gauntlet.results.files import check_out
 from llmfoundry_gauntlet.runtime import distributed
+from llmfoundry_gauntlet.runtime.averages import average_name
 from llmfoundry_gauntlet.runtime.distributed import barrier, global_rank, local_rank, raised_on_all_ranks
 from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet, evaluated_model, summary
 from llmfoundry_gauntlet.runtime.journal import Resuming
@@ -102,11 +104,18 @@ def evaluate_opened(subject: OpenedModel, training: TrainingPoint | None) -> Eva
     gauntlet, hardware = subject.gauntlet, subject.hardware
     batch = 0 if training is None else training.batch
     title = f'gauntlet ba{batch}' if batch else 'gauntlet'
+    others = subject.source.settings.averaged_with
+    if others:
+        title = f'{title} {average_name(len(others) + 1)}'
     folder = gauntlet.records.folder_of(None)
     model = evaluated_model(subject.network, subject.source.tokenizer)
     with precision_context(hardware.precision, hardware.device):
         evaluation = gauntlet.run(model, folder=folder, title=title, precision=hardware.precision)
-    log_evaluation(subject.loggers, evaluation.logged, batch)
+    logged = evaluation.logged
+    if others:
+        # With the batch, by which a file of events is known as one of ours.
+        logged = {f'{average_name(len(others) + 1)}/{key}': value for key, value in {**logged, BATCH: batch}.items()}
+    log_evaluation(subject.loggers, logged, batch)
     log.info('%s: %s', title, summary(evaluation))
     if folder is not None:
         write = gauntlet.writer(

@@ -155,7 +155,7 @@ def wandb_patterns(keys: Iterable[str]) -> list[str]:
 
     Not `metrics/*`, because Composer's own evaluators and training metrics have such keys too.
     """
-    matches = (re.match(r'metrics/.+?/\d+-shot/', key) for key in keys)
+    matches = (re.match(r'(?:metrics/.+?/\d+-shot|average_\d+)/', key) for key in keys)
     prefixes_of_tasks = [match.group() for match in matches if match is not None]
     prefixes = [f'{OURS}/', f'{COMPOSITE_PREFIX}/', f'{SCORE_PREFIX}/', *prefixes_of_tasks]
     return [f'{prefix}*' for prefix in dict.fromkeys(prefixes)]

@@ -27,12 +27,14 @@ from llmfoundry_gauntlet.config.yaml import InvalidValuesError
 from llmfoundry_gauntlet.data.hub import download_weights, find_model, find_model_folder, is_from_hub
 from llmfoundry_gauntlet.data.stores import scheme_of
 from llmfoundry_gauntlet.errors import Caught, ConfigError, ModelError, describe, suggestion, tokenizer_errors
+from llmfoundry_gauntlet.runtime.averages import mean_of
 from llmfoundry_gauntlet.runtime.checkpoint_folders import downloaded, named_as, what_is_in_it
 from llmfoundry_gauntlet.runtime.checkpoints import (
     ADAPTER_CONFIG,
     CONFIG,
     OF_ACCELERATE,
     CheckpointContent,
+    StoredWeights,
     has_weights,
     is_sharded_checkpoint,
     model_errors,
@@ -47,6 +49,7 @@ from llmfoundry_gauntlet.runtime.loading import WeightSource, load_network
 from llmfoundry_gauntlet.types import TrainingPoint
 
 GGUF = '.gguf'  # the suffix of its files
+NOT_AVERAGED = 'a GGUF file cannot be averaged; give the checkpoints that it was made of'
 GENERATION = 'generation_config.json'
 TOKENIZER, TOKENIZER_CONFIG = 'tokenizer.json', 'tokenizer_config.json'
 OF_TOKENIZER = ('tokenizer', 'vocab', 'spiece', 'sentencepiece', 'merges')  # prefixes of its file names
@@ -154,6 +157,7 @@ class ModelSource:
             'name': settings.model,
             'revision': self.revision,
             'adapter': settings.adapter,
+            'averaged_with': list(settings.averaged_with) or None,
             'dtype': settings.dtype,
             'config_overrides': settings.config_overrides or None,
         }
@@ -169,15 +173,31 @@ def open_model(model: str, **settings: Any) -> Iterator[ModelSource]:
         wanted = ModelSettings(model=model, **settings)
     except InvalidValuesError as error:
         raise ConfigError(error.problems) from error
-    if wanted.adapter is not None:
+    if wanted.adapter is not None and not scheme_of(wanted.adapter):
         find_model_folder(wanted.adapter)  # raises before anything is loaded
-    if not scheme_of(model):
-        yield open_local(find_model(model, revision=wanted.revision), wanted)
-        return
-    with downloaded(model) as (path, uri), named_as(uri, path):
-        source = open_local(path, wanted)
+    with contextlib.ExitStack() as copies:
+
+        def local(name: str) -> tuple[Path, str]:
+            """Return the path of a file or folder, copied from its store if it is in one, and its name."""
+            if not scheme_of(name):
+                return find_model(name), name
+            path, uri = copies.enter_context(downloaded(name))
+            copies.enter_context(named_as(uri, path))
+            return path, uri
+
+        # `here` are the settings with local paths; messages and records have the names that were given.
+        here = wanted
+        if wanted.adapter is not None and scheme_of(wanted.adapter):
+            here = replace(here, adapter=str(local(wanted.adapter)[0]))
+        if wanted.averaged_with:
+            here = replace(here, averaged_with=tuple(str(local(name)[0]) for name in wanted.averaged_with))
+        if not scheme_of(model):
+            yield replace(open_local(find_model(model, revision=wanted.revision), here), settings=wanted)
+            return
+        path, uri = local(model)
+        source = open_local(path, here)
         training = None if source.training is None else replace(source.training, checkpoint=uri)
-        yield replace(source, training=training)
+        yield replace(source, settings=wanted, training=training)
 
 
 def open_local(path: Path, settings: ModelSettings) -> ModelSource:
@@ -246,6 +266,11 @@ def load_weights(
     name: str, config: PretrainedConfig, source: WeightSource, settings: ModelSettings, device: torch.device
 ) -> Any:
     """Build the model of a configuration, load its weights and merge its adapter. Raise ModelError."""
+    if settings.averaged_with:
+        if isinstance(source, Path):
+            raise ModelError(f'{name}: {NOT_AVERAGED}')
+        readers = {other: reader_of(Path(other)) for other in settings.averaged_with}
+        source = mean_of({name: source, **readers})
     network = load_network(
         name,
         config,
@@ -258,6 +283,19 @@ def load_weights(
     if settings.adapter is None or device.type == 'meta':  # without weights there is nothing to merge into
         return network
     return with_adapter(network, settings.adapter)
+
+
+def reader_of(path: Path) -> Callable[[], StoredWeights]:
+    """Return a function that reads the weights of a local checkpoint or folder. Raise ModelError."""
+    if path.suffix == GGUF:
+        raise ModelError(f'{path}: {NOT_AVERAGED}')
+    if path.is_file():
+        return read_file(path).read_weights
+    if is_sharded_checkpoint(path / OF_ACCELERATE):
+        path = path / OF_ACCELERATE
+    if is_sharded_checkpoint(path):
+        return read_sharded(path, wants_tokenizer=False).read_weights
+    return partial(read_folder, path)
 
 
 def with_adapter(network: Any, name: str) -> Any:

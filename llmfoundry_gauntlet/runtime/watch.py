@@ -29,6 +29,7 @@ from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs, w
 from llmfoundry_gauntlet.results.files import RESULTS, read_results
 from llmfoundry_gauntlet.results.interrupts import exit_on_signals
 from llmfoundry_gauntlet.runtime import distributed
+from llmfoundry_gauntlet.runtime.averages import average_name, averages_of
 from llmfoundry_gauntlet.runtime.checkpoint_folders import Checkpoint, find_checkpoints
 from llmfoundry_gauntlet.runtime.claims import Claim, Claims
 from llmfoundry_gauntlet.runtime.distributed import on_first_rank
@@ -65,6 +66,8 @@ class WatchSettings:
     names of Composer's loggers to their arguments. With `stop_seconds` the watch ends when all checkpoints are done or
     damaged and none has appeared for this long; with 0 at least one must exist at the start. A checkpoint is considered
     complete when it has not changed for `settle_seconds`. A claim expires after `expires_seconds` unless it is renewed.
+    With `average` the mean of the weights of so many checkpoints is evaluated beside each that has enough before it.
+    `base` is the model of PEFT adapters in the folder.
     """
 
     folder: str
@@ -73,6 +76,8 @@ class WatchSettings:
     model: Mapping[str, Any] = field(default_factory=dict)
     loggers: Mapping[str, Any] = field(default_factory=dict)
     run_name: str | None = None
+    average: int | None = None
+    base: str | None = None
     claims: str | None = None  # None: next to the checkpoints
     poll_seconds: float = 30.0
     settle_seconds: float = 5.0
@@ -143,8 +148,8 @@ class Watcher:
         self._list()
         if self.options.stop_seconds == 0 and not self.checkpoints:
             raise ModelError(
-                f'{self.store.uri}: there are no checkpoints at or below it; allowed: *.pt, folders of *.distcp, and '
-                'Hugging Face folders'
+                f'{self.store.uri}: there are no checkpoints at or below it; allowed: *.pt, folders of *.distcp, '
+                'Hugging Face folders, and those of PEFT adapters'
             )
         try:
             self.claims.store.write('settings.json', self.content)  # for users to read
@@ -157,6 +162,20 @@ class Watcher:
             self.options.out,
             self.claims.store.uri,
         )
+        self._tell_if_too_few()
+
+    def _tell_if_too_few(self) -> None:
+        """Log that there are no averages yet, if there are fewer checkpoints than one takes."""
+        size = self.options.average
+        if size is not None and not any(checkpoint.members for checkpoint in self.checkpoints):
+            num_with_batch = sum(checkpoint.batch is not None for checkpoint in self.checkpoints)
+            log.info(
+                '%s: none so far: it takes %d checkpoints of one training with their batches in their names, and there '
+                'are %d; the first ones have no average',
+                average_name(size),
+                size,
+                num_with_batch,
+            )
 
     def next_step(self) -> Checkpoint | float | None:
         """Return a checkpoint to claim, the seconds until the next poll, or `None` if the watch is over."""
@@ -177,6 +196,7 @@ class Watcher:
         is_idle = WAITING not in states and RUNNING not in states
         if is_idle and options.stop_seconds is not None and idle_seconds >= options.stop_seconds:
             log.info('no new checkpoint for %.0f s; stopping', idle_seconds)
+            self._tell_if_too_few()
             return None
         # A checkpoint that is being written is looked at as soon as it has not changed for long enough.
         settling_seconds = [settled - now for settled in self.not_before.values() if settled > now]
@@ -192,7 +212,8 @@ class Watcher:
                 'run --model'
             )
         # The folder itself may have the final model, beside the checkpoints of its training.
-        self.checkpoints = sorted(below, key=lambda checkpoint: checkpoint.batch or -1, reverse=True)
+        averages = [] if self.options.average is None else averages_of(below, self.options.average)
+        self.checkpoints = sorted([*below, *averages], key=lambda checkpoint: checkpoint.batch or -1, reverse=True)
         self.claims.refresh()
         for checkpoint in self.checkpoints:
             if checkpoint not in self.states:  # new or overwritten
@@ -279,9 +300,10 @@ def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
             if claimed is None:
                 return
             folder, sizes = claimed
+            model = model_of(checkpoint, watcher)
             subject = stack.enter_context(
                 opened(
-                    f'{watcher.store.uri}/{checkpoint.name}',
+                    **model,
                     out=folder,
                     run_name=options.run_name,
                     loggers=logger_settings(options.loggers, options.run_name, checkpoint.name),
@@ -295,7 +317,7 @@ def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
                 subject.gauntlet.use_subset(sizes)
             training = subject.source.training
             if training is None and checkpoint.batch is not None:
-                name = subject.source.settings.model
+                name = model.get('adapter', model['model'])
                 training = TrainingPoint(batch=checkpoint.batch, epoch=None, token=None, checkpoint=name)
             evaluate_opened(subject, training)
         except StoreError as error:
@@ -306,6 +328,18 @@ def evaluate_checkpoint(checkpoint: Checkpoint, watcher: Watcher) -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def model_of(checkpoint: Checkpoint, watcher: Watcher) -> dict[str, Any]:
+    """Return the settings of `evaluate` that name a checkpoint. Raise ModelError for an adapter without its base."""
+    names = [f'{watcher.store.uri}/{member.name}' for member in checkpoint.members or (checkpoint,)]
+    if checkpoint.members:
+        return {'model': names[0], 'averaged_with': names[1:]}
+    if not checkpoint.is_adapter:
+        return {'model': names[0]}
+    if watcher.options.base is None:
+        raise ModelError(f'{names[0]}: is a PEFT adapter; give its base with --model')
+    return {'model': watcher.options.base, 'adapter': names[0]}
 
 
 def watch_identity(data: EvaluationData, precision: str | None) -> dict[str, Any]:

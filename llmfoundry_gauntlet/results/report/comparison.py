@@ -408,6 +408,9 @@ def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iter
             f'the gauntlets differ (version {versions[0]} and {versions[1]}): in tasks, shots, rows, weights or '
             f'settings; composites are made by that of {first.folder}, over the items that both have'
         )
+    weights = ['of one checkpoint' if run.average is None else f'the mean of {run.average}' for run in (first, second)]
+    if weights[0] != weights[1]:
+        yield f'the weights of {first.folder} are {weights[0]}, those of {second.folder} {weights[1]}'
     for name in ('semantics', 'fewshot', 'truncation', 'apply_chat_template', *CHAT, 'reasoning_markers'):
         values = [getattr(run.data.settings, name) for run in (first, second)]
         if values[0] != values[1]:

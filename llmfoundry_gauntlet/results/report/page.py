@@ -170,6 +170,8 @@ def facts_of(run: RunSeries) -> list[str]:
         facts.append(f'{len(run.evaluations)} evaluations, {first.name} to {last.name}')
     elif last.batch is not None:
         facts.append(last.name)
+    if run.last.average is not None:
+        facts.append(f'the mean of {run.last.average} checkpoints')
     if training.get('token'):
         facts.append(f'{training["token"]:,} training tokens')
     facts.append(f'{record["semantics"]} semantics')
