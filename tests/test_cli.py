@@ -112,6 +112,16 @@ def test_words_of_an_option_are_those_that_are_allowed():
             assert {*option.metavar.split('|')} <= {*allowed}
 
 
+@pytest.mark.parametrize('words', ['', 'data', *COMMANDS])
+def test_help_shows_no_type_of_options_that_take_no_value(gauntlet: Gauntlet, words: str):
+    """Mutation: the types of the flags before a command, which typer adds when it has made the group."""
+    out = gauntlet(*words.split(), '--help')[1]
+
+    assert '--help' in out
+    assert '<bool>' not in out
+    assert 'BOOLEAN' not in out
+
+
 @pytest.mark.parametrize('words', [[], ['--help']], ids=['alone', 'help'])
 def test_all_commands_are_listed_by_purpose(gauntlet: Gauntlet, words: list[str]):
     out = gauntlet(*words)[1]

@@ -151,6 +151,8 @@ WRONG = [  # a command, and a fact of each line of its message
     # run: what is evaluated, and where
     ('run', 'give one of --model, --outputs and --from (a model, generations, an earlier run)', '--out'),
     ('run --allow-missing --model MODEL', '--allow-missing: ', '--out'),
+    ('run --out o --model MODEL --log-prompts true', "--log-prompts: takes no value, found 'true'"),
+    ('run --out o --model MODEL --log-prompts=false', "--log-prompts: takes no value, found 'false'"),
     ('run --out o --outputs a --semantics upstream', '--semantics: '),
     ('run --out s3://bucket/run --model MODEL', 'is not on this machine; allowed: a local folder'),
     ('run --out FULL --model MODEL', 'is not empty'),

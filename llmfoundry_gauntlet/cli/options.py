@@ -28,6 +28,7 @@ IN_JSON = {  # settings that are mappings, and what each may be
     'chat_template_kwargs': '{"enable_thinking": false}',
     'fsdp_config': '{"sharding_strategy": "FULL_SHARD"}, or {} for the defaults',
 }
+TRUTHS = ('true', 'false', 'yes', 'no', 'on', 'off')  # which some give to a flag
 LISTS = ('only', 'loggers', 'log')  # settings that are lists, separated by commas
 
 CHECK_FAILED, MISTAKE, BROKEN = 1, 2, 3  # exit statuses
@@ -276,15 +277,16 @@ class CliCommand(TyperCommand):
         text, _, self.examples = help.partition(EXAMPLES)
         paragraphs = [' '.join(paragraph.split()) for paragraph in text.split('\n\n')]
         super().__init__(*arguments, help='\n\n'.join(paragraphs), **settings)
-        for parameter in self.params:
-            if getattr(parameter, 'is_flag', False):
-                parameter.metavar = ''  # it takes no value, so that no type of one is shown
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all parameters, as --help shows them."""
+        return without_type_of_flags(super().get_params(ctx))
 
     def get_help_option(self, ctx: Any) -> Any:
         """Return --help, under the last heading."""
         option = super().get_help_option(ctx)
         if option is not None:
-            option.rich_help_panel, option.metavar = HELP_PANEL, ''
+            option.rich_help_panel = HELP_PANEL
         return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -327,6 +329,10 @@ class CliCommand(TyperCommand):
 class CliGroup(TyperGroup):
     """Commands, whose unknown names and options are errors in one line."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return all parameters, as --help shows them."""
+        return without_type_of_flags(super().get_params(ctx))
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command. Raise ConfigError with what is wrong."""
         try:
@@ -343,6 +349,14 @@ class CliGroup(TyperGroup):
         if self.get_command(ctx, name) is None and not name.startswith('-'):
             raise ConfigError(f'{ctx.command_path} {name}: no such command{suggestion(name, self.list_commands(ctx))}')
         return super().resolve_command(ctx, args)
+
+
+def without_type_of_flags(parameters: list[Any]) -> list[Any]:
+    """Return the parameters, of which flags show no type in --help, as they take no value."""
+    for parameter in parameters:
+        if getattr(parameter, 'is_flag', False):
+            parameter.metavar = ''
+    return parameters
 
 
 def names_as_typed(parameters: Iterable[Any], args: Sequence[str]) -> dict[str, str]:
@@ -386,6 +400,10 @@ def problem_of_usage(error: Any, parameters: Sequence[Any], args: Sequence[str])
         return unknown_option(error.option_name, parameters)
     parameter = getattr(error, 'param', None)
     if parameter is None:  # an option without a value, a flag with one, or a word too many
+        flags = [name for option in parameters if getattr(option, 'is_flag', False) for name in option.opts]
+        for name, value in given_values(args):
+            if name in flags and value.lower() in TRUTHS:
+                return f'{name}: takes no value, found {value!r}; give or leave out the option alone'
         message = ' '.join(error.format_message().split()).rstrip('.')
         return f'{message[:1].lower()}{message[1:]}'
     name = names_as_typed(parameters, args)[parameter.name]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmfoundry_gauntlet.config.settings import CHAT
-from llmfoundry_gauntlet.errors import ConfigError, RecordError, plural
+from llmfoundry_gauntlet.errors import ConfigError, RecordError, listed, plural
 from llmfoundry_gauntlet.evaluation.run import WITHOUT_EFFECT, Evaluation, summarize
 from llmfoundry_gauntlet.metrics.comparison import (
     Difference,
@@ -33,6 +33,8 @@ LIMITS = {'max_seq_len', 'tokenizer', 'truncation'}  # settings that determine h
 TOKENIZER = 'tokenizer'  # not compared if a run has not recorded it
 MAX_SHOWN = 40  # characters of a setting
 SCORED = ('accuracy', 'consistency_rate')  # of SCORE
+BY_TOKEN = (None, 'TokenNormalizedMatch')  # metrics of choices that depend on the tokenizer, the first the accuracy
+NOT_BY_TOKEN = (GOLD_BITS_PER_BYTE, 'CharacterNormalizedMatch')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,7 @@ def compare_runs(first: Run, second: Run, *, metric: str | None = None, allow_mi
         groups=groups,
         averages=() if asked.composites is None else tuple(asked.composites.averages),
         common=common,
-        warnings=tuple(warnings(first, second, common)),
+        warnings=(*warnings(first, second, common), *different_tokens(first, second, common, metric)),
     )
     return corrected([comparison])[0]
 
@@ -389,6 +391,34 @@ def different_items(common: Mapping[str, CommonItems]) -> Iterable[str]:
     for (num_shared, (of_first, of_second)), keys in tasks.items():
         shared = plural(num_shared, 'item')
         yield f'of {of_first:,} and {of_second:,} items both runs have {shared}: {", ".join(keys)}'
+
+
+def different_tokens(first: Run, second: Run, common: Mapping[str, CommonItems], metric: str | None) -> Iterable[str]:
+    """Yield a line if choices have other numbers of tokens in both runs and the metric is by the mean over tokens."""
+    if metric not in BY_TOKEN:
+        return
+    tasks = []
+    for key, items in common.items():
+        of_first, of_second = [tokens_of_choices(run.results[key], items) for run in (first, second)]
+        if any(counts != of_second.get(item, counts) for item, counts in of_first.items()):
+            tasks.append(key)
+    if tasks:
+        names = [run.record['config'].get(TOKENIZER) for run in (first, second)]
+        named = '' if None in names else f' ({" and ".join(names)})'
+        yield (
+            f'the tokenizers differ{named}: the accuracy of choices is by their mean log-probability per token, which '
+            f'depends on the tokenizer; compare also --metric {" and --metric ".join(NOT_BY_TOKEN)}, which do not: '
+            f'{listed(tasks)}'
+        )
+
+
+def tokens_of_choices(results: Sequence[ItemResult], items: CommonItems) -> dict[ItemKey, tuple[int, ...]]:
+    """Return the numbers of tokens of the choices of those of the items that have several and of which it is known."""
+    return {
+        result.key: result.num_tokens
+        for result in results
+        if result.key in items.keys and result.num_tokens is not None and len(result.num_tokens) > 1
+    }
 
 
 def warnings(first: Run, second: Run, common: Mapping[str, CommonItems]) -> Iterable[str]:

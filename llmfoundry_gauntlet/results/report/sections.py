@@ -430,7 +430,11 @@ def evaluations_section(runs: Sequence[RunSeries]) -> Section:
             environment = evaluation.record.get('environment') or {}
             counts = [timing.get(key) for key in ('model_tokens', 'batches', 'reused_items')]
             words = [str(environment.get(key) or '') for key in ('device', 'precision', 'num_ranks')]
-            name = evaluation.name if len(runs) == 1 else f'{run.name} {evaluation.name}'
+            name = evaluation.name
+            if len(runs) > 1:
+                # A run of one evaluation has its name, or a longer one of the same folder.
+                is_alone = len(run.evaluations) == 1 and evaluation.batch is None
+                name = run.name if is_alone else f'{run.name} {evaluation.name}'
             rows.append(TableRow(name=name, cells=[timing['seconds'], *counts, *words]))
     columns = [
         Column('seconds', '{:.1f}'.format),

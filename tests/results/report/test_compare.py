@@ -34,6 +34,7 @@ from recorded_runs import (
     VARIANTS,
     answers_of,
     copy_run,
+    label_of,
     record_of,
     rows_of_table,
     samples_of,
@@ -284,6 +285,35 @@ def test_a_metric_that_no_item_has_is_absent_with_its_reason(compared, gauntlet,
     assert task['p_holm'] is None
     assert RIDDLES not in rows_of_table(out)
     assert f'- {reason}: {RIDDLES}' in out
+
+
+def test_other_numbers_of_tokens_of_choices_are_a_warning_where_they_decide(compared, make_run):
+    """Not of metrics per byte or character, nor of tasks without choices. Mutation: tasks whatever their tokens."""
+
+    def run_with_tokens(name: str, of_topics: int) -> Path:
+        answers = answers_of(0, ROWS)
+        for answer in answers:
+            if 'logprobs' in answer:
+                # Choices and lines have the same numbers in all runs, a line another one than a choice.
+                num_tokens = of_topics if answer['task'] == label_of(TOPICS) else 2
+                answer['num_tokens'] = [num_tokens] * len(answer['logprobs'])
+            if answer['task'] == label_of(LINES):
+                answer['num_tokens'] = [of_topics]
+        return make_run(name, ROWS, answers=answers)
+
+    def warnings(*words: Any) -> list[str]:
+        (comparison,) = compared(*words)
+        return comparison['warnings']
+
+    one, other = run_with_tokens('one', 1), run_with_tokens('other', 3)
+
+    (warning,) = warnings(one, other)
+    assert warning.startswith('the tokenizers differ: ')
+    assert '--metric GoldBitsPerByte and --metric CharacterNormalizedMatch' in warning
+    assert warning.endswith(f': {TOPICS}')
+    assert warnings(one, other, '--metric', 'TokenNormalizedMatch') == [warning]
+    assert warnings(one, other, '--metric', 'CharacterNormalizedMatch') == []
+    assert warnings(one, one) == []
 
 
 def test_a_metric_may_be_named_as_in_0_1_0(compared, runs: dict[str, Path]):

@@ -35,6 +35,7 @@ from recorded_runs import (
 )
 
 from llmfoundry_gauntlet.results.report.page import kinds_of, make_sample
+from llmfoundry_gauntlet.results.report.sections import evaluations_section
 from llmfoundry_gauntlet.results.runs import find_runs
 from llmfoundry_gauntlet.types import Prompt
 
@@ -584,6 +585,21 @@ def test_prompts_that_changed_or_whose_data_are_elsewhere_are_not_shown(read, ru
         for sample, reason in zip(of_task, reasons, strict=True):
             assert reason in sample['text']
             assert not any(passage.startswith(beginnings_of_questions) for passage in sample['passages'])
+
+
+def test_evaluations_are_named_once(runs: dict[str, Path], training: Path):
+    """Mutation: the name of the run before that of its only evaluation, which is the same."""
+    alone, of_two, of_training = (
+        [row.name for row in evaluations_section(find_runs(folders)).tables[0].rows]
+        for folders in ([runs['a']], [runs['a'], runs['b']], [runs['a'], training])
+    )
+
+    assert alone == ['a']
+    assert of_two == ['a', 'b']
+    name_of_run, *names_of_training = of_training
+    assert name_of_run.endswith('a') and ' ' not in name_of_run
+    assert [name.split()[-1] for name in names_of_training] == ['ba20', 'ba100', 'ba400', 'ba1000']
+    assert all('training' in name for name in names_of_training)
 
 
 def test_a_question_with_a_prompt_for_each_choice_has_each_of_them_once():
