@@ -34,14 +34,8 @@ from llmfoundry_gauntlet.engine.decoding import CACHE, FORKED_PROMPTS, NO_CACHE,
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, STREAM, plan
-from llmfoundry_gauntlet.engine.probe import (
-    FLOAT32_ROUNDING,
-    ROUNDING_TOLERANCE,
-    nudged_embeddings,
-    probe,
-    probe_generation,
-    step_logits,
-)
+from llmfoundry_gauntlet.engine.probe import probe, probe_generation, step_logits
+from llmfoundry_gauntlet.engine.rounding import FLOAT32_ROUNDING, ROUNDING_TOLERANCE, nudged_embeddings
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 LONGEST = 60  # of the probe's rows

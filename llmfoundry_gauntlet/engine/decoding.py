@@ -84,7 +84,7 @@ class DecodingModel:
             return self._run_stream(contexts, cache)
         self.usage.prompt_tokens += num_tokens
         self.usage.padding_tokens += tokens.size - num_tokens
-        return self._forward(tokens, mask, positions_of(seen), cache=cache, is_hidden=hides_a_row(seen))
+        return self._forward(tokens, mask, positions_of(seen), cache=cache, is_hidden=hides_a_row(seen))[:, -1]
 
     def run_shared(self, ids: Ids, cache: KVCache) -> KeptPrompt:
         """Run the first tokens of several prompts; return what they leave in the cache. A slot must be free."""
@@ -97,15 +97,19 @@ class DecodingModel:
         cache.enter_after(kept, *tokens.shape)
         self.usage.prompt_tokens += tokens.size
         positions = np.tile(len(kept.ids) + np.arange(tokens.shape[1]), (len(tokens), 1))
-        return self._forward(tokens, cache.seen(), positions, cache=cache)
+        return self._forward(tokens, cache.seen(), positions, cache=cache)[:, -1]
 
     def run_step(self, tokens: Sequence[int], positions: Sequence[int], cache: KVCache) -> torch.Tensor:
         """Run the latest token of every slot in use; return the next logits, float32 [slots, V]."""
         cache.step()
-        return self._forward(np.array(tokens)[:, None], cache.seen(), np.array(positions)[:, None], cache=cache)
+        latest = np.array(tokens)[:, None]
+        return self._forward(latest, cache.seen(), np.array(positions)[:, None], cache=cache)[:, -1]
 
-    def run_whole(self, contexts: Sequence[Ids], generated: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Run prompts and their generations so far without a cache; return the last logits, float32 [prompts, V]."""
+    def run_whole(self, contexts: Sequence[Ids], generated: Sequence[Sequence[int]], num_last: int = 1) -> torch.Tensor:
+        """Run prompts and their generations so far without a cache.
+
+        Return the logits after each of the last `num_last` tokens, float32 [prompts, num_last, V].
+        """
         rows = [
             np.concatenate([context, np.array(ids, np.int64)]) for context, ids in zip(contexts, generated, strict=True)
         ]
@@ -121,7 +125,8 @@ class DecodingModel:
         positions = None if self.language_model.hidden_token_id is None else positions_of(seen)
         self.usage.padding_tokens += tokens.size - len(rows)
         mask = to_device(seen, self.language_model.device)
-        return self._forward(tokens, mask, positions, self._ids(lengths - 1), is_hidden=hides_a_row(seen))
+        ends = lengths[:, None] - num_last + np.arange(num_last)
+        return self._forward(tokens, mask, positions, self._ids(ends), is_hidden=hides_a_row(seen))
 
     @property
     def padding(self) -> int:
@@ -159,7 +164,7 @@ class DecodingModel:
         *,
         is_hidden: bool = False,
     ) -> torch.Tensor:
-        """Return the logits at the last token of each row, or at `ends`: float32 [rows, V].
+        """Return the logits at the last token of each row, or at `ends` [rows, n]: float32 [rows, n, V].
 
         `is_hidden` if a prompt is hidden as a whole: eager attention then takes the mean over its row, as in scoring,
         and other implementations have their own rules.
@@ -182,12 +187,12 @@ class DecodingModel:
             if ends is None:
                 return states[:, -1:]
             rows = torch.arange(len(ends), device=ends.device)
-            return states[rows, ends][:, None]
+            return states[rows[:, None], ends]
 
         # The engine's attention writes to the cache itself; in other layouts the model does.
         models_cache = None if self.layout == PROMPT_STREAM else cache
         with attention, language_model.scanning(tokens.shape[1]):
-            return self._logits(tokens, positions, mask, pick, models_cache)[:, -1]
+            return self._logits(tokens, positions, mask, pick, models_cache)
 
     def _logits(
         self,

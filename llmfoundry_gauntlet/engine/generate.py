@@ -388,7 +388,7 @@ class DecodingLoop:
         self.generator.usage.generated_tokens += len(self.slots)
         if self.cache is None:
             contexts = [slot.prompt.context for slot in self.slots]
-            logits = self.generator.run_whole(contexts, [slot.generation.ids for slot in self.slots])
+            logits = self.generator.run_whole(contexts, [slot.generation.ids for slot in self.slots])[:, -1]
         else:
             tokens = [slot.generation.ids[-1] for slot in self.slots]
             positions = [slot.position for slot in self.slots]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import distributed
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from llmfoundry_gauntlet.engine.attention import (
@@ -99,6 +101,7 @@ class CausalLanguageModel:
         self.dtype: torch.dtype | None = None
         self.num_forwards = 0
         self.eager: list[Change] = []  # switch the model to eager attention, if the probe found that necessary
+        self.attention_compared = 0  # tokens of the longest row in which it was compared with eager attention
         self.has_fixed_attention = False  # other than eager, and the probe cannot switch it; logged
         self.row_states = NO_STATES  # what rows leave in the model's own cache, once the probe measured it
         self.shortens_scans = False  # of recurrent layers, once the probe found that it changes nothing
@@ -493,6 +496,18 @@ def free_bytes(device: torch.device) -> int | None:
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free + unused
+
+
+def unused_bytes(device: torch.device) -> int:
+    """Return the memory that nobody uses, on a CPU without that of cached files; 0 if the system does not tell."""
+    free = free_bytes(device)
+    if free is not None:
+        return free
+    num_ranks = distributed.get_world_size() if distributed.is_initialized() else 1  # they may share the machine
+    try:
+        return os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') // num_ranks
+    except ValueError:
+        return 0
 
 
 def budget_in_memory(

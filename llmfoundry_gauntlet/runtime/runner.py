@@ -17,7 +17,7 @@ from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.lengths import position_limit, resolve_max_seq_len, rotary_lengths
 from llmfoundry_gauntlet.engine.model import Budget, CausalLanguageModel, automatic_budget
 from llmfoundry_gauntlet.engine.plan import FORKED, LAYOUTS
-from llmfoundry_gauntlet.engine.probe import Probe, probe, probe_generation, use_eager_attention
+from llmfoundry_gauntlet.engine.probe import Probe, check_attention, probe, probe_generation, use_eager_attention
 from llmfoundry_gauntlet.errors import ModelError, as_given
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData
 from llmfoundry_gauntlet.evaluation.run import (
@@ -141,6 +141,7 @@ class ModelRunner:
         """
         probed = self.probed
         if probed is None or not probed.certain:
+            self._compare_attention()
             scoring, generation = self._probe(), self._probe_generation()
             budget = self._budget(scoring, generation, recorded) if probed is None else probed.budget
             on_this_rank = ProbedModel(scoring=scoring, generation=generation, budget=budget)
@@ -169,6 +170,12 @@ class ModelRunner:
             rotary=self.language_model.rotary,
             row_states=self.language_model.row_states,
         )
+
+    def _compare_attention(self) -> None:
+        """Compare the model's attention with the eager one, once for scoring and generation."""
+        self.language_model.attention_compared = 0  # with these weights
+        longest = max(self.prepared.longest, self.prepared.longest_generation)
+        check_attention(self.language_model, vocabulary=self._vocabulary, longest=longest)
 
     def _probe(self) -> Probe | None:
         """Probe the model for scoring; return None if nothing is scored."""

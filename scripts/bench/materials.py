@@ -22,7 +22,7 @@ BOS, EOS, PAD = '<s>', '</s>', '<pad>'
 LLAMA = 'llama'
 FOUNDRY_MPT = 'llm_foundry_mpt'  # llm-foundry's own, with ALiBi
 LAYERS = {'hidden_size': 512, 'num_hidden_layers': 8, 'num_attention_heads': 8}
-GATED = {**LAYERS, 'intermediate_size': 1376, 'max_position_embeddings': 2048}
+GATED = {**LAYERS, 'num_key_value_heads': 2, 'intermediate_size': 1376, 'max_position_embeddings': 2048}
 PLAIN = {**LAYERS, 'intermediate_size': 2048, 'max_position_embeddings': 2048}
 FAMILIES: dict[str, dict[str, Any]] = {  # 25M parameters each without embeddings
     LLAMA: GATED,
@@ -31,8 +31,8 @@ FAMILIES: dict[str, dict[str, Any]] = {  # 25M parameters each without embedding
     'mpt': {'d_model': 512, 'n_layers': 8, 'n_heads': 8, 'max_seq_len': 2048},
     'bloom': {'hidden_size': 512, 'n_layer': 8, 'n_head': 8},
     'falcon': LAYERS,
-    'qwen2': {**GATED, 'num_key_value_heads': 8},
-    'gemma2': {**GATED, 'num_key_value_heads': 8, 'head_dim': 64, 'attn_implementation': 'eager'},
+    'qwen2': GATED,
+    'gemma2': {**GATED, 'head_dim': 64, 'attn_implementation': 'eager'},
     'olmo2': GATED,
     FOUNDRY_MPT: {
         'd_model': 512,
@@ -45,8 +45,8 @@ FAMILIES: dict[str, dict[str, Any]] = {  # 25M parameters each without embedding
     },
 }
 MPT_CONFIG = 'mpt.json'
-# Width 512 and 8 layers as above, with fewer heads of keys and tied embeddings, as small models of today have.
-GROUPED = {**GATED, 'num_key_value_heads': 2, 'head_dim': 64, 'tie_word_embeddings': True}
+# Width 512 and 8 layers as above, with tied embeddings, as small models of today have.
+GROUPED = {**GATED, 'head_dim': 64, 'tie_word_embeddings': True}
 THREE_LINEAR = ['linear_attention', 'linear_attention', 'linear_attention', 'full_attention']
 HYBRIDS: dict[str, dict[str, Any]] = {
     'qwen3_5_text': {

@@ -228,7 +228,7 @@ def every_row(kwargs: dict[str, Any]) -> bool:
 
 def short_whole_rows(kwargs: dict[str, Any]) -> torch.Tensor | bool:
     mask = kwargs['attention_mask']
-    return mask.dim() == 2 and mask.sum(1) < 3
+    return mask.dim() == 2 and mask.sum(1) < 4  # a prompt of one token and two more
 
 
 def long_whole_rows(kwargs: dict[str, Any]) -> torch.Tensor | bool:
