@@ -265,7 +265,7 @@ def test_the_loop_of_the_training_page_evaluates_on_two_ranks(place: Path):
     """With the items that one process has."""
     [block] = [block for block in blocks_of(ROOT / 'docs' / 'training.md') if block.title == 'loop.py']
     Path('loop.py').write_text(block.text)
-    torchrun = [Path(sys.executable).parent / 'torchrun', '--nproc-per-node', '2']
+    torchrun = [Path(sys.executable).parent / 'torchrun', '--standalone', '--nproc-per-node', '2']  # on a free port
     samples = []
     for launcher in ([sys.executable], torchrun):
         subprocess.run([*launcher, 'loop.py'], check=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
