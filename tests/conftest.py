@@ -26,7 +26,7 @@ SLOW_BY_PREFIX = {
     'data/test_': 'published real_files score_rows_reading stores',
     'engine/test_': (
         'all_families all_other_families balance cuda generate generate_models logits model plan probe '
-        'probe_generation rotary tree_attention'
+        'probe_generation rotary rounding tree_attention'
     ),
     'integration/test_': 'checkpoint_sources foundry_keys loggers resume resume_generations training_resumed watch',
     'metrics/test_': 'consistency errors_cover',

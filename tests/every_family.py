@@ -44,6 +44,8 @@ UNUSED = 1  # a token in none of the rows
 NOISE = 0.05  # added to all weights, so that biases and gates that start at zero matter
 MAX_PARAMETERS = 12_000_000  # a larger model has a size that the table below does not know
 TOLERANCE = 1e-4  # nats and logits, in float32
+DEEP = 16  # layers
+LARGEST_LOGIT = 140  # about that of Gemma 3 270M
 
 OWN_DEFAULT = object()  # a setting that a family's configuration computes itself
 LINEAR = {'layer_types': ['linear_attention', 'full_attention'] * 2}
@@ -223,6 +225,19 @@ def build(name: str, attention: str | None = None, **more: Any) -> Any:
                 parameter.add_(NOISE * noise)
             if not torch.isfinite(parameter).all():  # transformers left it as the memory was
                 parameter.copy_(2 * NOISE * noise)
+    return model
+
+
+@torch.no_grad()
+def build_deep(name: str) -> Any:
+    """Return a model of a type with sixteen layers, and logits as large as those of real models."""
+    settings: dict[str, Any] = {'num_hidden_layers': DEEP}
+    layer_types = EXTRA.get(name, {}).get('layer_types')
+    if isinstance(layer_types, list):
+        settings['layer_types'] = layer_types * (DEEP // len(layer_types))
+    model = build(name, **settings)
+    logits = bare_logits(model, networks.draw(np.random.default_rng(3), LONGEST_ROW))
+    model.get_output_embeddings().weight.mul_(LARGEST_LOGIT / logits.abs().max())
     return model
 
 

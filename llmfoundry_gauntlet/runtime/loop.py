@@ -8,6 +8,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from llmfoundry_gauntlet.engine.decoding import NO_CACHE
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, plan
+from llmfoundry_gauntlet.engine.probe import Probe
 from llmfoundry_gauntlet.errors import ConfigError
 from llmfoundry_gauntlet.evaluation.run import (
     Evaluation,
@@ -37,6 +40,7 @@ SOME_BATCHES = (
     'most so many items of each task: EvalGauntlet(subset_items=10, ...). trainer.eval(eval_dataloader=...) runs other '
     'evaluators alone'
 )
+COSTLY = 2  # times the tokens of the fastest layout: worth a warning
 SUBSET = 'subset'  # of a time budget: the number of questions per task, recorded to be resumed
 
 
@@ -133,6 +137,7 @@ class EvaluationLoop:
             self.use_subset(recorded[SUBSET] if SUBSET in recorded else self._choose_subset(self.budget_seconds))
         if self.planned is None:
             self.planned = self.runner.planned(self.prepared)
+            warn_of_fallbacks(self.planned, found)
         if self.journal is None:
             return {}
 
@@ -234,6 +239,33 @@ class EvaluationLoop:
         """Drop what an evaluation that failed has left: the batch on the device, and programs."""
         self.launcher.drop()
         self.programs.cancel()
+
+
+def warn_of_fallbacks(planned: PlannedEvaluation, probed: ProbedModel) -> None:
+    """Warn if the model runs more than twice the tokens of the fastest layout, with the reason of the probe.
+
+    A model that tells too little to be sure is probed again later, so that is no reason.
+    """
+    scoring, generation = probed.scoring, probed.generation
+    if scoring is not None and scoring.certain and scoring.layout == PADDED_ROWS:
+        shared = plan(planned.score_requests, tokens_per_batch=planned.tokens_per_batch)
+        num_shared = sum(batch.num_tokens for batch in shared)
+        warn_if_costly('scoring', planned.num_model_tokens, num_shared, scoring)
+
+    if generation is not None and generation.certain and generation.layout == NO_CACHE:
+        num_tokens, num_cached = 0, 0
+        for request in planned.generate_requests:
+            num_prompt, num_new = len(request.context), request.max_new_tokens
+            num_cached += num_prompt + num_new
+            num_tokens += num_new * num_prompt + num_new * (num_new - 1) // 2
+        warn_if_costly('generation', num_tokens, num_cached, generation)
+
+
+def warn_if_costly(kind: str, num_tokens: int, num_fastest: int, probe: Probe) -> None:
+    """Warn if the tokens to be run are more than twice those of the fastest layout."""
+    ratio = num_tokens / max(1, num_fastest)
+    if ratio > COSTLY:
+        log.warning('%s runs up to %.0f times the tokens of the fastest layout: %s', kind, ratio, probe)
 
 
 def log_probes(probed: ProbedModel) -> None:

@@ -16,7 +16,7 @@ from llmfoundry_gauntlet import EvalGauntlet
 from llmfoundry_gauntlet.config.yaml import read_yaml
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.model import Budget
-from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM
+from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, STREAM, plan
 from llmfoundry_gauntlet.engine.probe import Probe
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.runtime.loop import EvaluationLoop, Step
@@ -325,3 +325,42 @@ def test_only_reference_semantics_pad_to_max_seq_len(settings, semantics: str):
     assert rotary.base == 128
     lengths = set(rotary.padded_to.values())
     assert lengths == ({100, 300} if semantics == 'reference' else set())
+
+
+def shifted_by_position(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Move the positions of streams and caches, which a model is given; padded rows have none."""
+    if kwargs.get('position_ids') is not None:
+        kwargs = {**kwargs, 'position_ids': kwargs['position_ids'] // 2}
+    return args, kwargs
+
+
+def test_a_model_without_a_fast_layout_is_a_warning_with_cost_and_reason(settings, caplog):
+    """Mutations: the ratio is of batches, not of tokens; the warning comes without the reason."""
+    loop = tiny.loop_of(settings)
+    loop.runner.model.model.register_forward_pre_hook(shifted_by_position, with_kwargs=True)
+
+    drive(loop)
+
+    assert loop.planned.layout == PADDED_ROWS
+    warnings = [message for message in caplog.messages if ' times the tokens of the fastest layout: ' in message]
+    stream = plan(loop.prepared.score_requests, tokens_per_batch=200)
+    ratio = loop.planned.num_model_tokens / sum(batch.num_tokens for batch in stream)
+    assert ratio > 2
+    assert any(message.startswith(f'scoring runs up to {ratio:.0f} times') for message in warnings), caplog.text
+    assert all('(probe: ' in message and ' off' in message for message in warnings)
+
+    caplog.clear()
+    drive(loop)
+    assert not any('fastest layout' in message for message in caplog.messages)  # once for a plan
+
+
+def test_a_model_that_is_probed_again_is_no_warning(settings, caplog):
+    """Its layout follows from its weights at the first steps."""
+    loop = tiny.loop_of(settings)
+    weight = loop.runner.model.model.model.norm.weight.requires_grad_(False)
+    weight.fill_(torch.nan)
+
+    drive(loop)
+
+    assert loop.planned.layout == PADDED_ROWS
+    assert not any('fastest layout' in message for message in caplog.messages)
