@@ -20,7 +20,7 @@ PARTS = $(foreach part,$(PART),$(or $(wildcard tests/$(part) tests/test_$(part)*
 	$(error no tests/$(part) and no tests/test_$(part)*.py)))
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: help demo test test-all test-long lint docs mutants bench gpu reference lm-eval composer-newest clean
+.PHONY: help demo test test-all test-long lint docs mutants bench gpu real reference lm-eval composer-newest clean
 
 help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
@@ -38,7 +38,10 @@ help:
 	@echo '                PART=score the variants of SCORE in one evaluation and alone, and against lm-eval'
 	@echo 'make gpu        check one GPU in about 15 minutes, QUICK=1 in 5: numbers, FSDP, speed, memory; lm-eval'
 	@echo '                is timed too after make reference'
-	@echo 'make reference  the environment with llm-foundry and lm-eval that bench and the recorder use'
+	@echo 'make real       evaluate two real models of 135M and 268M parameters, and compare with lm-eval, llm-foundry'
+	@echo '                and published scores: docs/validation.md. PART=agreement, published or gauntlet;'
+	@echo '                AGAIN=1 what has run already; the comparison is made after make reference'
+	@echo 'make reference  the environment with llm-foundry and lm-eval that bench, real and the recorder use'
 	@echo 'make lm-eval    the environment with lm-eval and the newest libraries, in .venv-lm-eval, for bench PART=hybrids'
 	@echo 'make composer-newest  Composer with the newest libraries, in .venv-composer-newest, for a test of test-long'
 	@echo 'make clean      remove the environments, runs, site and what was built'
@@ -111,5 +114,8 @@ bench: $(or $(ENVIRONMENT_OF_BENCH_$(PART)),$(READY) $(REFERENCE_READY))
 gpu: $(READY)
 	$(BIN)/python scripts/gpu.py $(if $(QUICK),--quick)
 
+real: $(READY)
+	$(BIN)/python scripts/real_weights/real.py $(if $(PART),--part $(PART)) $(if $(AGAIN),--again)
+
 clean:
-	rm -rf .venv .venv-newest .venv-composer-newest $(REFERENCE) $(LM_EVAL) runs build site *.egg-info
+	rm -rf .venv .venv-newest .venv-composer-newest $(REFERENCE) $(LM_EVAL) .cache/real_weights runs build site *.egg-info
