@@ -139,6 +139,22 @@ def test_an_object_instead_of_the_configuration_is_an_error(tmp_path: Path, mark
     assert not marker.exists()
 
 
+@pytest.mark.parametrize('key', ['model', 'model_state_dict', 'state_dict', 'module'])
+def test_objects_in_a_checkpoint_of_a_loop_are_not_created(tmp_path: Path, marker: Path, key: str):
+    """Beside the weights, among them and in their place."""
+    code = Marking(open, marker, 'w')
+    weights = {'w': torch.ones(2), 'own': Own(), 'code': code}
+    torch.save({key: weights, 'config': Own(), 'code': code}, tmp_path / 'beside.pt')
+    torch.save({key: code}, tmp_path / 'instead.pt')
+
+    checkpoint = read_file(tmp_path / 'beside.pt')
+    with pytest.raises(ModelError, match=r'instead\.pt: has no weights: '):
+        read_file(tmp_path / 'instead.pt')
+
+    assert checkpoint.read_weights().tensors.keys() == {'w'}
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize('call', [os.system, Path.touch])
 def test_calls_in_a_checkpoint_that_torch_refuses_are_an_error(
     tmp_path: Path, marker: Path, content: dict[str, Any], call: Any
