@@ -24,7 +24,13 @@ from llmfoundry_gauntlet.metrics.prompt_effects import (
     over_prompts,
     prompt_effects,
 )
-from llmfoundry_gauntlet.metrics.statistics import SHARE, mean, mean_over_categories, mean_over_clusters
+from llmfoundry_gauntlet.metrics.statistics import (
+    SHARE,
+    mean,
+    mean_over_categories,
+    mean_over_clusters,
+    weighted_sum,
+)
 from llmfoundry_gauntlet.types import Measure
 
 OPTION_ORDER = 'option_order:'
@@ -116,7 +122,8 @@ class PerturbationScore:
     """The metrics of a dataset under one perturbation, shares from 0 to 1.
 
     `accuracy` is either `accuracy_micro` or `accuracy_macro`, as are those by variant and by gold label.
-    `accuracy_mean` is the plain mean over variants. Means over questions have a standard error. `num_questions` counts
+    `accuracy_mean` is the plain mean over variants. Means over questions have a standard error; the worst and the best
+    of several accuracies have none, as each is partly an extreme of chance. `num_questions` counts
     all questions, `num_incomplete` those with an unscored variant, which consistency leaves out. `over_prompts` is of
     the prompt perturbation alone. Those by constant letter are of an answer that is the same letter in every variant:
     a property of the questions, without an error, and {} without options.
@@ -200,7 +207,7 @@ def perturbation_score(
         accuracy_by_variant=by_variant,
         accuracy_by_gold=by_gold,
         accuracy_worst=summary_measure(min, of_variants, missing),
-        accuracy_mean=summary_measure(mean, of_variants, missing),
+        accuracy_mean=mean_over_variants(by_variant, accuracy, missing),
         accuracy_best=summary_measure(max, of_variants, missing),
         all_variants_right=mean_share(all_right, incomplete),
         consistency_rate=consistency_rate,
@@ -429,6 +436,27 @@ def summary_measure(
     if not values:
         return Measure(value=None, reason=missing or NO_ITEMS)
     return Measure(value=float(summary(values)))
+
+
+def mean_over_variants(by_variant: Mapping[str, Measure], accuracy: Measure, missing: str | None) -> Measure:
+    """Return the plain mean of the accuracies of variants, with its error over questions.
+
+    Variants ask the same questions, so the deviations of a question in all its variants are added before they are
+    squared. `accuracy` is over the same questions.
+    """
+    measures = [measure for measure in by_variant.values() if measure.value is not None]
+    values = [measure.value for measure in measures if measure.value is not None]
+    if not values:
+        return Measure(value=None, reason=missing or NO_ITEMS)
+    center = mean(values)
+    spread = weighted_sum(measures, [1 / len(measures)] * len(measures)).spread
+    if spread is None or any(stratum.is_borrowed for stratum in spread.strata):
+        return Measure(value=center, spread=spread)
+    if spread.standard_error == 0:
+        # As none or all are right: added up, the sides of variants would count each question once for each variant.
+        return Measure(value=center, spread=accuracy.spread)
+    num_items = center * (1 - center) / spread.standard_error**2
+    return Measure(value=center, spread=replace(spread, bounds=SHARE, num_items=num_items))
 
 
 def missing_reason(results: Sequence[VariantResult]) -> str | None:

@@ -17,6 +17,7 @@ from llmfoundry_gauntlet.metrics.consistency import (
     perturbation_score,
     reference_consistency_rate,
 )
+from llmfoundry_gauntlet.metrics.statistics import interval
 from llmfoundry_gauntlet.types import Measure
 
 RECORDED = json.loads((FIXTURES / 'score' / 'functions.json').read_text(encoding='utf-8'))
@@ -135,6 +136,50 @@ def test_variants_have_accuracies(always_a):
     assert always_a.accuracy_worst.value == 0
     assert always_a.accuracy_mean.value == 0.25
     assert always_a.accuracy_best.value == 1
+
+
+def test_the_mean_over_variants_has_the_error_of_the_accuracy_where_all_questions_have_all_variants():
+    """Mutation: variants are taken to be independent, which divides the error by the root of their number."""
+    scored = score(prompts(0, '110') + prompts(1, '000') + prompts(2, '111') + prompts(3, '010'))
+
+    assert scored.accuracy_mean.value == pytest.approx(scored.accuracy.value)
+    assert scored.accuracy_mean.standard_error == pytest.approx(scored.accuracy.standard_error)
+    assert interval(scored.accuracy_mean) == pytest.approx(interval(scored.accuracy))
+
+
+def test_the_mean_over_variants_counts_each_with_its_questions():
+    # All four questions have A, with a mean of 1/2, and the last two have B, with a mean of 1/2.
+    of_a = [result(row, 'option_order:A', score_of_a) for row, score_of_a in enumerate([1.0, 1.0, 0.0, 0.0])]
+    of_b = [result(2, 'option_order:B', 0.0), result(3, 'option_order:B', 1.0)]
+
+    mean = score([*of_a, *of_b]).accuracy_mean
+
+    # Without a question, the mean of A changes by 1/2 / 3, and that of B by 1/2 / 1: a jackknife over 4 and 2.
+    by_a, by_b = 1 / 6 * math.sqrt(3 / 4), 1 / 2 * math.sqrt(1 / 2)
+    changes = [by_a / 2, by_a / 2, (by_a + by_b) / 2, (by_a - by_b) / 2]
+    assert mean.value == pytest.approx(1 / 2)
+    assert mean.standard_error == pytest.approx(math.sqrt(sum(change**2 for change in changes)))
+
+
+def test_the_mean_over_variants_with_nothing_right_is_as_uncertain_as_the_accuracy():
+    """Mutation: the intervals of variants are combined as if each asked other questions."""
+    scored = score([variant for row in range(20) for variant in prompts(row, '0' * 10)])
+
+    assert interval(scored.accuracy_mean) == interval(scored.accuracy)
+
+
+def test_the_worst_and_the_best_variant_have_no_error():
+    scored = score(prompts(0, '110') + prompts(1, '000'))
+
+    assert (scored.accuracy_worst.standard_error, scored.accuracy_best.standard_error) == (None, None)
+
+
+def test_the_mean_over_variants_has_no_error_if_a_variant_has_one_question():
+    of_a = [result(row, 'option_order:A', float(row)) for row in range(2)]
+
+    mean = score([*of_a, result(0, 'option_order:B', 1.0)]).accuracy_mean
+
+    assert (mean.value, mean.standard_error) == (pytest.approx(3 / 4), None)
 
 
 def test_gold_labels_have_accuracies(always_a):
