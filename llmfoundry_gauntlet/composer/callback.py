@@ -28,15 +28,16 @@ from llmfoundry_gauntlet.composer.trainer_loop import (
     trainer_of,
 )
 from llmfoundry_gauntlet.config.settings import INTERVAL_WORDS, EvaluationSettings, TrainingOptions
-from llmfoundry_gauntlet.errors import ConfigError, ModelError
+from llmfoundry_gauntlet.errors import ConfigError, ModelError, listed
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.evaluation.subsets import Sizes
 from llmfoundry_gauntlet.results.files import RESULTS
 from llmfoundry_gauntlet.results.journal import JOURNAL
-from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet, OnAlert, device_of, num_parameters_of, summary
+from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet, OnAlert, summary
 from llmfoundry_gauntlet.runtime.loop import SOME_BATCHES, Step
 from llmfoundry_gauntlet.runtime.records import environment
+from llmfoundry_gauntlet.runtime.trained_model import device_of, evaluated_model, num_parameters_of
 from llmfoundry_gauntlet.runtime.writer import Results
 from llmfoundry_gauntlet.types import TrainingPoint
 
@@ -173,7 +174,8 @@ class EvalGauntlet(Callback):
         """Prepare the items and attach the evaluator; the Trainer would remove one attached at `init`."""
         warn_of_libraries(logger.destinations)
         model = composer_model_of(state.model)
-        self.gauntlet.prepare(model.model, model.tokenizer, checkpoint_of=partial(checkpoint_of_batch, state))
+        subject = evaluated_model(model.model, model.tokenizer)
+        self.gauntlet.prepare_items(subject, checkpoint_of=partial(checkpoint_of_batch, state))
         gauntlets = gauntlets_of(state)
         number = gauntlets.index(self) + 1
         self.label = LABEL if number == 1 else f'{LABEL}-{number}'
@@ -443,20 +445,13 @@ def check_folders(gauntlets: Sequence[EvalGauntlet]) -> None:
         folder = callback.gauntlet.folder
         if folder is None:
             continue
-        tasks = f'EvalGauntlet {number} ({shortened(callback.data.tasks)})'
+        tasks = f'EvalGauntlet {number} ({listed(callback.data.tasks, SHOWN_TASKS)})'
         other = tasks_by_folder.setdefault(folder.resolve(), tasks)
         if other != tasks:
             raise ConfigError(
                 f"save_folder: {other} and {tasks} would overwrite each other's records in {folder}; give each a "
                 "folder of its own, such as save_folder='runs/{run_name}/gauntlet-2', or None for no records"
             )
-
-
-def shortened(tasks: Iterable[str]) -> str:
-    """Return the names of the first few tasks, and the number of the others."""
-    names = list(tasks)
-    further = f' and {len(names) - SHOWN_TASKS} more' if len(names) > SHOWN_TASKS else ''
-    return f'{", ".join(names[:SHOWN_TASKS])}{further}'
 
 
 def callbacks_after(callback: Callback, state: State) -> list[Callback]:

@@ -20,7 +20,7 @@ from llmfoundry_gauntlet.results.files import check_out
 from llmfoundry_gauntlet.runtime import distributed
 from llmfoundry_gauntlet.runtime.averages import average_name
 from llmfoundry_gauntlet.runtime.distributed import barrier, global_rank, local_rank, raised_on_all_ranks
-from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet, evaluated_model, summary
+from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet, summary
 from llmfoundry_gauntlet.runtime.journal import Resuming
 from llmfoundry_gauntlet.runtime.loggers import (
     MetricLogger,
@@ -34,6 +34,7 @@ from llmfoundry_gauntlet.runtime.precision import FP32, precision_context
 from llmfoundry_gauntlet.runtime.records import environment
 from llmfoundry_gauntlet.runtime.runner import longest_prompt
 from llmfoundry_gauntlet.runtime.sharding import ShardingSettings, decode_sharding, shard
+from llmfoundry_gauntlet.runtime.trained_model import evaluated_model
 from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.types import TrainingPoint
 
@@ -91,7 +92,7 @@ def opened(model: str | Path, **settings: Unpack[RunOptions]) -> Iterator[Opened
         longest_prompt(gauntlet.data, source.config)
         network = load(source, hardware)
 
-    gauntlet.prepare(network, source.tokenizer)
+    gauntlet.prepare_items(evaluated_model(network, source.tokenizer))
     loggers = build_loggers(run.loggers, run_name=run.run_name)
     try:
         yield OpenedModel(source=source, network=network, gauntlet=gauntlet, loggers=loggers, hardware=hardware)

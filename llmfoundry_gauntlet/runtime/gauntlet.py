@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from llmfoundry_gauntlet.config.resources import path_problem
 from llmfoundry_gauntlet.config.settings import EvaluationSettings, GauntletOptions
 from llmfoundry_gauntlet.engine.model import is_sharded
-from llmfoundry_gauntlet.errors import ConfigError, ModelError, duration, plural
+from llmfoundry_gauntlet.errors import ConfigError, duration, plural
 from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs
 from llmfoundry_gauntlet.evaluation.run import Evaluation, PreparedEvaluation
 from llmfoundry_gauntlet.evaluation.subsets import Sizes
@@ -24,6 +23,7 @@ from llmfoundry_gauntlet.evaluation.suite import watched_scores
 from llmfoundry_gauntlet.metrics.alerts import Alert
 from llmfoundry_gauntlet.results.files import RESULTS, check_writable, is_recorded, write_records
 from llmfoundry_gauntlet.runtime.alerts import AlertHistory
+from llmfoundry_gauntlet.runtime.checks import check_same_on_all_ranks, check_step, claim_folder, what_is_evaluated
 from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, on_first_rank, raised_on_all_ranks
 from llmfoundry_gauntlet.runtime.gathered import weights_gathered
 from llmfoundry_gauntlet.runtime.journal import (
@@ -37,7 +37,13 @@ from llmfoundry_gauntlet.runtime.loop import EvaluationLoop, Step
 from llmfoundry_gauntlet.runtime.precision import ambient_precision
 from llmfoundry_gauntlet.runtime.progress import progress_report
 from llmfoundry_gauntlet.runtime.records import CheckpointOf, Records, Write, environment, no_checkpoint
-from llmfoundry_gauntlet.runtime.runner import EvaluatedModel, ModelAndTokenizer, prepare_for_model
+from llmfoundry_gauntlet.runtime.runner import EvaluatedModel, prepare_for_model
+from llmfoundry_gauntlet.runtime.trained_model import (
+    check_logits,
+    device_of,
+    evaluated_model,
+    num_parameters_of,
+)
 from llmfoundry_gauntlet.runtime.unchanged import autocast_casts_dropped, evaluation_mode, random_states_kept
 from llmfoundry_gauntlet.runtime.watchdog import check_timeout, watchdog
 from llmfoundry_gauntlet.types import TrainingPoint
@@ -45,8 +51,6 @@ from llmfoundry_gauntlet.types import TrainingPoint
 log = logging.getLogger(__name__)
 
 RUN_NAME = '{run_name}'  # in save_folder
-OF_NODE = ('save_folder', 'data_root')  # settings that may differ between nodes: the data themselves are compared
-SHOWN_CHARACTERS = 100  # of a value in a message
 OnAlert = Callable[[Alert], object]
 
 
@@ -83,6 +87,7 @@ class Gauntlet:
     def _start(self, data: EvaluationData, run_name: str | None, on_alert: OnAlert | None = None) -> None:
         self.data = data
         self.run_name = run_name
+        self.save_folder = data.settings.save_folder  # a trainer may have a better place than the default
         self.evaluation: Evaluation | None = None  # the latest
         self.loop: EvaluationLoop | None = None  # once the items are prepared
         self.records = Records(None)  # with a folder once the items are prepared
@@ -91,6 +96,7 @@ class Gauntlet:
         self.on_alert = on_alert
         self.alert_history = AlertHistory(None, ())  # of the folder of records once the items are prepared
         self._tokenizer: Any = None  # that the items are prepared with
+        self._latest_step: int | None = None  # of an evaluation by `evaluate`
         self._digest: tuple[PreparedEvaluation, str] | None = None  # digest of all items
         for warning in data.warnings:
             log.warning(warning)
@@ -103,7 +109,7 @@ class Gauntlet:
     @property
     def folder(self) -> Path | None:
         """Return the folder of the records, None if there are none."""
-        name = self.settings.save_folder
+        name = self.save_folder
         if name is None or (RUN_NAME in name and self.run_name is None):
             return None
         return Path(name.replace(RUN_NAME, self.run_name or ''))
@@ -117,11 +123,19 @@ class Gauntlet:
         """Tokenize the items and check that the model can run them; `evaluate` does so if it has not been done.
 
         `checkpoint_of` returns the checkpoint that was saved at a batch, for the records. All ranks must call this.
-        Raise ConfigError if their settings, tasks or data differ, and ModelError. Raise RuntimeError if a launcher has
-        started several ranks and there is no process group.
+        Raise ConfigError if their settings, tasks or data differ, or if another Gauntlet writes to the same folder, and
+        ModelError. Raise RuntimeError if a launcher has started several ranks and there is no process group.
         """
         with raised_on_all_ranks():  # else the other ranks would wait for one that cannot run the items
             subject = evaluated_model(model, tokenizer)
+            if self.folder is not None:
+                claim_folder(self.folder, self, what_is_evaluated(self.data))
+        self.prepare_items(subject, checkpoint_of=checkpoint_of)
+        check_logits(subject.model)
+
+    def prepare_items(self, subject: EvaluatedModel, *, checkpoint_of: CheckpointOf = no_checkpoint) -> None:
+        """Tokenize the items, without a forward: the model may not be on its device yet. Raise as `prepare` does."""
+        with raised_on_all_ranks():
             prepared = prepare_for_model(self.data, subject)
         check_same_on_all_ranks(prepared)
         self.use_prepared(prepared, subject)
@@ -153,8 +167,8 @@ class Gauntlet:
     def _open_records(self, checkpoint_of: CheckpointOf) -> None:
         folder = self.folder
         if folder is None:
-            if self.settings.save_folder is not None:
-                log.info('no records are written: save_folder is %s, without a run_name', self.settings.save_folder)
+            if self.save_folder is not None:
+                log.info('no records are written: save_folder is %s, without a run_name', self.save_folder)
             return
         if problem := path_problem(str(folder)):
             raise ConfigError(f'save_folder: {problem}; shorten run_name, or give another save_folder')
@@ -171,13 +185,32 @@ class Gauntlet:
 
         All ranks must call this; each gets the result. An interrupted evaluation of the same weights at this step is
         resumed. Records that cannot be written are a warning, without `step` an error (RecordError). The metrics for
-        loggers are `evaluation.logged`. Raise as `prepare` does.
+        loggers are `evaluation.logged`. Raise as `prepare` does, and ValueError for a step before the latest.
+        """
+        training = None
+        if step is not None:
+            check_step(step, self._latest_step)
+            self._latest_step = step
+            training = TrainingPoint(batch=step, epoch=None, token=None, checkpoint=None)
+        evaluation = self.evaluate_at(training, model, tokenizer)
+        self.records.wait()
+        self.announce_alerts(evaluation)
+        return evaluation
+
+    def evaluate_at(self, training: TrainingPoint | None, model: Any, tokenizer: Any) -> Evaluation:
+        """Evaluate a model at a point of its training, for a trainer that saves a checkpoint of it afterwards.
+
+        The records are written by `records.begin` or `records.wait`, once the checkpoint is there; then it is time for
+        `announce_alerts`. All else is as in `evaluate`.
         """
         with raised_on_all_ranks():
             subject = evaluated_model(model, tokenizer)
-        # Preparing contains collectives: if one rank needs it, all take part.
+        step = None if training is None else training.batch
         is_unprepared = self.loop is None or self._tokenizer is not tokenizer
-        if any(gather(is_unprepared)):
+        steps, unprepared = zip(*gather((step, is_unprepared)), strict=True)
+        if len(set(steps)) > 1:
+            raise ConfigError(f'step: the ranks evaluate at different steps: {", ".join(map(str, steps))}')
+        if any(unprepared):  # preparing contains collectives: if one rank needs it, all take part
             self.prepare(model, tokenizer)
 
         device = device_of(subject.model)
@@ -187,16 +220,10 @@ class Gauntlet:
         folder = self.records.folder_of(step)
         evaluation = self.run(subject, folder=folder, title=title, precision=precision, step=step)
         log.info('%s: %s', title, summary(evaluation))
-
         if folder is not None:
-            training = None
-            if step is not None:
-                training = TrainingPoint(batch=step, epoch=None, token=None, checkpoint=None)
             description = {'name': self.run_name, **self.description(subject.model)}
             write = self.writer(evaluation, folder, description, environment(device, precision), training)
             self.records.write(step, folder, write)
-            self.records.wait()
-        self.announce_alerts(evaluation)
         return evaluation
 
     def run(
@@ -288,6 +315,12 @@ class Gauntlet:
         """Evaluate the subset of an earlier evaluation within a time budget, given its number of questions per task."""
         self._loop.use_subset(sizes)
 
+    def use_latest_subset(self) -> None:
+        """Evaluate the subset that an earlier job's time budget has chosen, if it recorded one, in the same folder."""
+        sizes = self.records.latest_sizes()
+        if sizes is not None:
+            self.use_subset(sizes)
+
     def description(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return what results.json says of a model besides its name."""
         return {'class': type(model).__name__, 'num_parameters': self.num_parameters}
@@ -325,63 +358,6 @@ class Gauntlet:
                 write(training=at_checkpoint or training)
 
         return write_once
-
-
-def evaluated_model(model: Any, tokenizer: Any) -> EvaluatedModel:
-    """Return the model without the wrapper of DistributedDataParallel, which may be compiled. Raise ModelError."""
-    # Below torch.compile there may be the wrapper: `_orig_mod` of torch 2.7 in docs/compatibility.md.
-    wrapper = getattr(model, '_orig_mod', model)
-    if isinstance(wrapper, DistributedDataParallel):
-        model = wrapper.module
-    if not hasattr(model, 'config'):
-        raise ModelError(
-            f'the model is a {type(model).__name__} without a config; allowed: a Hugging Face causal language model, '
-            'or a torch module with its config and forward'
-        )
-    if next(model.parameters(), None) is None:
-        raise ModelError(f'the model is a {type(model).__name__} without parameters')
-    if tokenizer is None:
-        raise ModelError('the model has no tokenizer; give the one that it is trained with')
-    return ModelAndTokenizer(model=model, tokenizer=tokenizer)
-
-
-def device_of(model: torch.nn.Module) -> torch.device:
-    """Return the device of a model's parameters."""
-    return next(model.parameters()).device
-
-
-def num_parameters_of(model: torch.nn.Module) -> int:
-    """Return the number of parameters; of a shard of FSDP1 those of this rank."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def check_same_on_all_ranks(prepared: PreparedEvaluation) -> None:
-    """Raise ConfigError on all ranks if they would not evaluate the same items in the same way."""
-    settings = prepared.data.settings
-    names = [setting.name for setting in fields(settings) if setting.name not in OF_NODE]
-    compared = {name: repr(getattr(settings, name)) for name in names}
-    # A node without a compiler or sandbox leaves out tasks; the others would wait for its items for ever.
-    compared['tasks that can run'] = ', '.join(prepared.tasks)
-    compared['rows of the data files'] = repr(sorted(prepared.data.digests.items()))
-    compared['max_seq_len of the model'] = repr(prepared.max_seq_len)
-    compared['number of items'] = repr(len(prepared.items))
-
-    first, *others = gather(compared)
-    problems = []
-    for rank, values in enumerate(others, 1):
-        for name, value in values.items():
-            if value != first[name]:
-                problems.append(
-                    f'ranks 0 and {rank} differ in {name}: {shortened(first[name])} and {shortened(value)}; all ranks '
-                    'need the same settings, data and programs'
-                )
-    if problems:
-        raise ConfigError(problems)
-
-
-def shortened(text: str) -> str:
-    """Return the beginning of a long text."""
-    return text if len(text) <= SHOWN_CHARACTERS else f'{text[:SHOWN_CHARACTERS]}...'
 
 
 def summary(evaluation: Evaluation) -> str:

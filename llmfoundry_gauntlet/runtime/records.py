@@ -14,7 +14,8 @@ import torch
 import transformers
 
 from llmfoundry_gauntlet.errors import RecordError
-from llmfoundry_gauntlet.results.files import RESULTS
+from llmfoundry_gauntlet.evaluation.subsets import Sizes
+from llmfoundry_gauntlet.results.files import RESULTS, find_results
 from llmfoundry_gauntlet.results.journal import JOURNAL, remove_journal
 from llmfoundry_gauntlet.runtime.distributed import global_rank, local_rank, on_first_rank, world_size
 
@@ -55,6 +56,10 @@ class Records:
         """Return what an earlier job left of the evaluation at a batch: RESULTS, else JOURNAL, else None."""
         folder = self.folder_of(batch)
         return on_first_rank(partial(left_in, folder))
+
+    def latest_sizes(self) -> Sizes | None:
+        """Return the subset that an earlier job's time budget has chosen, None if nothing is recorded."""
+        return on_first_rank(partial(sizes_in, self.folder))
 
     def write(self, batch: int | None, folder: Path, work: Write) -> None:
         """Call `work` on rank 0 with the checkpoint of the batch, None if there is none; it writes the records.
@@ -108,6 +113,15 @@ def left_in(folder: Path | None) -> str | None:
         if (folder / name).exists():
             return name
     return None
+
+
+def sizes_in(folder: Path | None) -> Sizes | None:
+    """Return the number of questions per task within a time budget, in the latest record of a folder."""
+    if folder is None or not any(folder.glob(f'ba*/{RESULTS}')):
+        return None
+    _, latest = find_results(folder)[-1]
+    sizes: Sizes | None = latest['timing'].get('time_budget')
+    return sizes
 
 
 def attempt(work: Callable[[], None], batch: int) -> bool:

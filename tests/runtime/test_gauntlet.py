@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ import tiny
 import torch
 import transformers
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from llmfoundry_gauntlet import evaluate
@@ -66,7 +68,11 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
 
 
 def train(
-    network: torch.nn.Module, at: Mapping[int, Callable[[], object]] | None = None, num_steps: int = 4
+    network: torch.nn.Module,
+    at: Mapping[int, Callable[[], object]] | None = None,
+    num_steps: int = 4,
+    *,
+    is_autocast: bool = False,
 ) -> torch.optim.Optimizer:
     """Train a network in a plain loop, with dropout; call functions before some of its steps. Return the optimizer."""
     random.seed(3)
@@ -77,7 +83,9 @@ def train(
         if at is not None and step in at:
             at[step]()
         ids = torch.randint(3, 259, (2, 16))
-        network(input_ids=ids, labels=ids).loss.backward()
+        with torch.autocast('cpu', dtype=torch.bfloat16, enabled=is_autocast):
+            loss = network(input_ids=ids, labels=ids).loss
+        loss.backward()
         if step % 2:  # gradients are accumulated over two steps, and an evaluation may be between them
             optimizer.step()
             optimizer.zero_grad()
@@ -114,7 +122,8 @@ def state_of(network: torch.nn.Module, optimizer: torch.optim.Optimizer | None =
         for hook in getattr(part, kind).values()
     ]
     state = {
-        'weights': [(name, content(value)) for name, value in network.state_dict().items()],
+        'weights': [(name, content(value)) for name, value in parameters.items()],
+        'buffers': [(name, content(value)) for name, value in network.named_buffers()],
         'gradients': [(name, content(value.grad)) for name, value in parameters.items()],
         'optimizer': [(number, key, content(value)) for number, of in moments.items() for key, value in of.items()],
         'random state of Python': random.getstate(),
@@ -517,6 +526,12 @@ def test_the_wrapper_of_data_parallelism_does_not_change_the_items(tmp_path):
     assert outcome['is_in_training']
 
 
+def sharded_by_fsdp1(network: Any) -> Any:
+    """Shard a network and each of its blocks over all ranks, with FSDP1."""
+    policy = ModuleWrapPolicy({type(network.transformer.h[0])})
+    return FullyShardedDataParallel(network, auto_wrap_policy=policy, device_id=torch.device('cpu'))
+
+
 def sharded(network: Any) -> Any:
     """Shard a network and each of its blocks over all ranks, with FSDP2."""
     mesh = init_device_mesh('cpu', (torch.distributed.get_world_size(),))
@@ -525,38 +540,67 @@ def sharded(network: Any) -> Any:
     return fully_shard(network, mesh=mesh)
 
 
-WRAPPERS: dict[str, Callable[[Any], Any]] = {'DDP': DistributedDataParallel, 'fully_shard': sharded}
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    'no wrapper': lambda network: network,
+    'DDP': DistributedDataParallel,
+    'FSDP1': sharded_by_fsdp1,
+    'fully_shard': sharded,
+}
+WAYS = {  # to train and evaluate: in the autocast of bfloat16 or not, compiled or not
+    'plain': (False, False),
+    'autocast': (True, False),
+    'compiled, autocast': (True, True),
+}
+
+
+def evaluate_into(items: list[dict[str, str]], gauntlet: Gauntlet, model: Any, *, is_autocast: bool) -> None:
+    with torch.autocast('cpu', dtype=torch.bfloat16, enabled=is_autocast):
+        items.append(items_of(gauntlet.evaluate(model, tiny.tokenizer())))
 
 
 def train_on_ranks(folder: Path, wrapper: str) -> None:
-    """Train with evaluations and without; write the items of the first evaluation, and both final states."""
+    """Train with evaluations and without; write the items of the evaluations, and both final states, by way."""
     torch.distributed.init_process_group('gloo')
-    gauntlet, tokenizer = Gauntlet(**settings_in(folder)), tiny.tokenizer()
-    evaluated = WRAPPERS[wrapper](tiny.model().train())
-    items: list[dict[str, str]] = []
-
-    def evaluate_here() -> None:
-        items.append(items_of(gauntlet.evaluate(evaluated, tokenizer)))
-
-    optimizer = train(evaluated, dict.fromkeys((0, 1, 3), evaluate_here))
-    with_evaluations = state_of(evaluated, optimizer)
-    alone = WRAPPERS[wrapper](tiny.model().train())
-    without = state_of(alone, train(alone))
-    write_outcome(folder, {'items': items, 'with': with_evaluations, 'without': without})
+    found = {}
+    for way, (is_autocast, is_compiled) in WAYS.items():
+        gauntlet = Gauntlet(**settings_in(folder))
+        items: list[dict[str, str]] = []
+        states = []
+        for steps in ((1, 3), ()):
+            model = WRAPPERS[wrapper](tiny.model().train())
+            called = torch.compile(model, backend='eager') if is_compiled else model
+            evaluate_here = partial(evaluate_into, items, gauntlet, called, is_autocast=is_autocast)
+            optimizer = train(called, dict.fromkeys(steps, evaluate_here), is_autocast=is_autocast)
+            states.append(state_of(model, optimizer))
+        num_parameters = gauntlet.num_parameters
+        found[way] = {'items': items, 'with': states[0], 'without': states[1], 'num_parameters': num_parameters}
+    write_outcome(folder, found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('wrapper', WRAPPERS)
-def test_two_ranks_have_the_items_of_one_and_train_as_without_evaluations(tmp_path, tokenizer, wrapper):
-    """Mutations: ranks score their own items alone; weights stay gathered after an evaluation."""
+def test_two_ranks_have_the_items_of_a_saved_folder_and_train_as_without_evaluations(tmp_path, tokenizer, wrapper):
+    """In a loop of torch, compiled or not, in autocast or not; bitwise those that `gauntlet run` has from one process.
+
+    Mutations: ranks score their own items alone; weights stay gathered after an evaluation.
+    """
     tiny.write_tasks(tmp_path, tiny.write_riddles(tmp_path, num_rows=4))
     first, second = outcomes(tmp_path, train_on_ranks, wrapper)
-    expected = items_of(Gauntlet(**settings_in(tmp_path)).evaluate(tiny.model(), tokenizer))
-    assert first['items'] == second['items']
-    assert first['items'][0] == expected
-    assert first['items'][2] != expected  # after a step of the optimizer
-    for rank in (first, second):
-        assert rank['with'] == rank['without']
+    of_folder = {name: value for name, value in settings_in(tmp_path).items() if name != 'save_folder'}
+    folder = tiny.save(tiny.model(), tmp_path / 'model')
+    in_float32 = items_of(evaluate(folder, **of_folder, device='cpu'))
+    with torch.autocast('cpu', dtype=torch.bfloat16):  # in which no command evaluates on a CPU
+        in_bfloat16 = items_of(Gauntlet(**settings_in(tmp_path)).evaluate(tiny.model(), tokenizer))
+
+    assert len(in_float32) == 36 and in_bfloat16 != in_float32
+    for way, (is_autocast, _) in WAYS.items():
+        expected = in_bfloat16 if is_autocast else in_float32
+        assert first[way]['items'] == second[way]['items'], way
+        assert first[way]['items'][0] == expected, way
+        assert first[way]['items'][1] != expected, way  # after a step of the optimizer
+        for rank in (first, second):
+            assert rank[way]['with'] == rank[way]['without'], way
+            assert rank[way]['num_parameters'] == sum(weight.numel() for weight in tiny.model().parameters()), way
 
 
 DIFFERENCES = {
