@@ -32,7 +32,8 @@ def test_a_plain_loop_evaluates_as_it_trains_and_its_model_has_the_same_scores_e
     out, again = folder / 'out', folder / 'again'
     settings = tiny.settings_of(folder)
     options = [word for name, value in settings.items() for word in (f'--{name.replace("_", "-")}', value)]
-    loop = ['--data', folder / 'data', '--out', out, '--steps', 3, '--eval-every', 2, *options]
+    loop = [f'data={folder / "data"}', f'out={out}', 'steps=3', 'eval_every=2']
+    loop += [f'evaluation.{name}={value}' for name, value in settings.items()]
 
     printed = run_well(ROOT / 'scripts/plain_loop.py', *loop, num_ranks=num_ranks)
     run_well(*GAUNTLET, 'run', '--model', out / 'model', *options, '--device', 'cpu', '--out', again, num_ranks=1)
