@@ -172,6 +172,7 @@ def test_optional_dependencies_are_extras():
         'dev',
         'test',
         'gguf',
+        'huggingface',
         'device-map',
     }
 

@@ -6,8 +6,6 @@ A callback gets the state of its Trainer, but not the Trainer. Names of mosaicml
 
 from __future__ import annotations
 
-import sys
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +17,7 @@ from composer.models import HuggingFaceModel
 from torch.nn.parallel import DistributedDataParallel
 
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.runtime.callers import caller
 from llmfoundry_gauntlet.runtime.unchanged import modes_kept
 
 EVAL_LOOP = '_eval_loop'
@@ -27,11 +26,7 @@ EvalInterval = Callable[[State, Any], bool]
 
 def trainer_of(state: State) -> Trainer:
     """Return the Trainer with this state. Raise RuntimeError unless it is running an event, and so is on the stack."""
-    for frame, _ in traceback.walk_stack(sys._getframe(1)):
-        caller = frame.f_locals.get('self')
-        if isinstance(caller, Trainer) and caller.state is state:
-            return caller
-    raise RuntimeError('no Trainer with this state is running')
+    return caller(Trainer, lambda trainer: trainer.state is state)
 
 
 def run_evaluator(trainer: Trainer, evaluator: Evaluator) -> None:
