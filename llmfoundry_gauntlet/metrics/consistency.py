@@ -226,9 +226,11 @@ def scores_by_constant_letter(
 ) -> tuple[dict[str, Measure], dict[str, Measure]]:
     """Return accuracy and consistency rate of an answer that is the same letter in every variant, by letter.
 
-    A letter that a question does not have is no answer: it is wrong, and agrees with nothing.
+    A letter that a question does not have is no answer: it is wrong, and agrees with nothing. As of the answers given,
+    unscored variants are left out of the accuracy, and questions that have any out of the consistency rate.
     """
-    with_options = [group for group in questions if all(result.options for result in group)]
+    all_variants = list(questions)
+    with_options = [[result for result in group if result.options] for group in all_variants]
     most_options = max((len(result.options) for group in with_options for result in group), default=0)
 
     accuracies: dict[str, Measure] = {}
@@ -236,14 +238,16 @@ def scores_by_constant_letter(
     for place, letter in enumerate(string.ascii_uppercase[:most_options]):
         shares_right: dict[str, list[float]] = {}  # of each question, by category
         shares_agreeing: list[float] = []
-        for group in with_options:
+        for group, whole_group in zip(with_options, all_variants, strict=True):
+            if not group:
+                continue
             category = str(group[0].category if macro else None)
             num_right = sum(result.gold == letter for result in group)
             shares_right.setdefault(category, []).append(num_right / len(group))
 
             answers = [result.options[place] if place < len(result.options) else None for result in group]
             share_agreeing = agreement(answers)
-            if share_agreeing is not None:
+            if share_agreeing is not None and len(group) == len(whole_group):
                 shares_agreeing.append(share_agreeing)
         accuracies[letter] = Measure(value=mean([mean(of_category) for of_category in shares_right.values()]))
         if shares_agreeing:

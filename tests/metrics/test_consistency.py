@@ -342,6 +342,17 @@ def test_a_constant_letter_agrees_where_options_have_the_same_text():
     assert values_of(score(results).consistency_rate_by_constant_letter) == pytest.approx(dict.fromkeys('ABC', 1 / 3))
 
 
+def test_constant_letters_leave_out_what_the_scores_beside_them_leave_out():
+    """Mutation: a question with an unscored variant is left out of both."""
+    (_, *others) = always('A', 4, 'A', 0)
+    missing = result(0, 'option_order:A', None, None, gold='A')
+
+    scored = score([missing, *others, *always('A', 2, 'A', 1)], allow_missing=True)
+
+    assert scored.accuracy_by_constant_letter['B'].value == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert scored.consistency_rate_by_constant_letter['B'].value == 0  # of the second question alone
+
+
 def test_without_options_there_are_no_constant_letters():
     scored = score(prompts(0, '11'))
 

@@ -181,7 +181,8 @@ def scores_table(evaluations: Sequence[Run], names: Sequence[str] | None = None,
 def names_of_other_columns(evaluations: Sequence[Run]) -> list[str]:
     """Return the names of the columns of baselines and of numbers of items that a table of scores needs."""
     names = [CHANCE]
-    if len(evaluations) == 1:
+    # An evaluation of SCORE alone has no task with it.
+    if len(evaluations) == 1 and any(row.metric == MAJORITY for row in evaluations[0].rows):
         names.append(MAJORITY_CLASS)
     if constant_letter_notes(evaluations):
         names.append(CONSTANT)
