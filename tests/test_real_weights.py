@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / 'scripts' / 'real_weights'))
 import agreement
 import gguf
 import gguf_models
+import real
 import validation_tables
 import wheels
 from gguf_tokenizers import Kind, Piece, byte_level_tokenizer, check_round_trips, sentencepiece_tokenizer, tokenizer_of
@@ -418,6 +419,19 @@ def test_the_pages_have_the_tables_of_the_recorded_run(page: Path):
 
     assert '<!-- table: ' in text
     assert validation_tables.with_tables(text, json.loads(RECORD.read_text('utf-8'))) == text
+
+
+def test_a_part_runs_again_without_the_loss_of_others(tmp_path: Path):
+    results = tmp_path / 'results.json'
+    of_agreement = {'smollm2/copa/0-shot': {}, 'gemma3/copa/0-shot': {}}
+    results.write_text(json.dumps({'agreement': of_agreement, 'published': {'smollm2': {}}, 'gauntlet': {}}))
+    record = real.Record(results)
+
+    record.forget('agreement', 'smollm2')
+
+    assert not record.has('agreement', 'smollm2/copa/0-shot')
+    assert record.has('agreement', 'gemma3/copa/0-shot')
+    assert record.has('published', 'smollm2')
 
 
 # The models themselves

@@ -1,8 +1,10 @@
 """The tokenizers of two GGUF files.
 
-transformers converts both wrongly: SmolLM2's keeps numbers whole, where the model was trained on single digits, and
-Gemma's becomes a Unigram model, though its pieces are those of a byte-pair encoding. Here each is built from the
-pieces, kinds and merges or scores in the file, by the rules of the library that trained it.
+transformers 4.53.3 converts both wrongly: SmolLM2's begins every text with `<|im_start|>` and takes it for the end of
+one, and Gemma's becomes a Unigram model, though its pieces are those of a byte-pair encoding. (5.24 has the right ids
+of the texts that were tried.)
+
+Here each is built from the pieces, kinds and merges or scores in the file, by the rules of the library that trained it.
 """
 
 from collections.abc import Sequence

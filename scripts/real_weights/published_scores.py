@@ -20,7 +20,7 @@ from wheels import Skipped
 from llmfoundry_gauntlet.data.readers import locate
 
 # Items of each task, the same at each run.
-PUBLISHED_ITEMS = {SMOLLM2: 50, GEMMA3: 50}
+PUBLISHED_ITEMS = {SMOLLM2: 200, GEMMA3: 120}
 GAUNTLET_ITEMS = {SMOLLM2: 2, GEMMA3: 1}
 MAX_SEQ_LEN = 2048
 # Programs take as long to generate as all other tasks together.
@@ -66,7 +66,9 @@ def evaluate_gauntlet(name: str, model: Path, data_root: Path, out: Path) -> dic
 def gauntlet_run(arguments: Sequence[Any], run: Path) -> float:
     """Run `gauntlet run`, from where it was if it was cut off. Return its processor seconds. Raise Skipped."""
     command = [sys.executable, '-m', 'llmfoundry_gauntlet', 'run', '--device', 'cpu', '--out', run]
-    if run.exists():
+    if (run / 'results.json').exists():
+        command.append('--overwrite')
+    elif run.exists():
         command.append('--resume')
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'TOKENIZERS_PARALLELISM': 'false', 'HF_HUB_OFFLINE': '1'}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

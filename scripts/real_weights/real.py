@@ -51,12 +51,17 @@ PARTS = ('agreement', 'published', 'gauntlet')
 class Record:
     """The results so far, written after each."""
 
-    def __init__(self, path: Path, *, again: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.content: dict[str, Any] = {'agreement': {}, 'published': {}, 'gauntlet': {}, 'skipped': []}
-        if path.exists() and not again:
+        self.content: dict[str, Any] = {'agreement': {}, 'published': {}, 'gauntlet': {}}
+        if path.exists():
             self.content = json.loads(path.read_text('utf-8'))
         self.content['skipped'] = []
+
+    def forget(self, part: str, model: str) -> None:
+        """Drop the results of a part with a model, so that it runs again."""
+        kept = {name: result for name, result in self.content[part].items() if name.split('/')[0] != model}
+        self.content[part] = kept
 
     def has(self, part: str, name: str) -> bool:
         """Return whether a result is there."""
@@ -168,7 +173,7 @@ def main() -> None:
         return
 
     os.environ['OMP_NUM_THREADS'] = '1'
-    record = Record(results, again=options.again)
+    record = Record(results)
     started = time.perf_counter()
     if not Path(options.data_root).is_dir():
         record.skip(f'everything: no folder {options.data_root} with the data files; name it with --data-root')
@@ -186,6 +191,8 @@ def main() -> None:
             record.skip(str(reason))
             continue
         for part in options.part or PARTS:
+            if options.again:
+                record.forget(part, name)
             try:
                 runs[part](name, model)
             except (Skipped, GauntletError) as reason:
