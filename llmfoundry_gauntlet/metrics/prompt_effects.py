@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from llmfoundry_gauntlet.types import ClusterNumbers, Floats
 
 
+TOGETHER = -1  # the group of all categories with a single cluster
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptEffects:
     """The deviation of a mean by each prompt, and by each cluster of questions with each prompt."""
@@ -63,16 +66,23 @@ def prompt_effects(
     """
     import numpy as np
 
-    # What is left of each value without the effects of its question and, in its category, of its prompt.
+    _, category_of, num_questions = np.unique(np.array(categories), return_inverse=True, return_counts=True)
+    weights = 1 / num_questions[category_of] / len(num_questions)
+
+    # In a category of one cluster nothing tells its questions from its prompts: those are taken together, as in
+    # `mean_over_categories`.
+    group_of = category_of.copy()
+    for category in range(len(num_questions)):
+        members = category_of == category
+        if len(np.unique(clusters[members])) == 1:
+            group_of[members] = TOGETHER
+
+    # What is left of each value without the effects of its question and, in its group, of its prompt.
     left = values - values.mean(axis=1, keepdims=True)
-    weights = np.zeros(len(values))
-    names = np.array(categories)
-    for name in np.unique(names):
-        members = names == name
-        weights[members] = 1 / members.sum() / len(np.unique(names))
+    for group in np.unique(group_of):
+        members = group_of == group
         num_clusters = len(np.unique(clusters[members]))
-        # The factor is that of a jackknife; a single cluster leaves nothing that could be told from its prompts.
-        jackknife = math.sqrt(num_clusters / max(1, num_clusters - 1))
+        jackknife = math.sqrt(num_clusters / max(1, num_clusters - 1))  # a single cluster leaves nothing
         left[members] = (left[members] - left[members].mean(axis=0)) * jackknife
 
     num_prompts = len(prompts)

@@ -361,8 +361,12 @@ def with_pooled_share(
     if not all(variances):
         num_rare = num_independent * min(share, 1 - share)
         mixed_in = RARE_ITEMS / (num_rare + RARE_ITEMS)
+        # Items that are shares themselves, as a question's over its variants, vary less than rights and wrongs.
+        factors_of_varying = [factor for factor, variance in zip(factors, variances, strict=True) if variance]
+        observed = math.fsum(variances) / math.fsum(factors_of_varying)
+        variance_mixed_in = min(variance_of_item, observed)
         variances = [
-            (1 - mixed_in) * variance + mixed_in * factor * variance_of_item
+            (1 - mixed_in) * variance + mixed_in * factor * variance_mixed_in
             for variance, factor in zip(variances, factors, strict=True)
         ]
     return replace(

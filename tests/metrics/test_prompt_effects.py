@@ -114,6 +114,21 @@ def test_questions_weigh_as_in_a_mean_over_categories():
     assert scored.over_prompts.prompt_deviation.value == pytest.approx(math.sqrt(NUM_PROMPTS * (of_prompts - of_both)))
 
 
+def test_categories_of_one_question_are_taken_together():
+    """They would leave all chance to the prompts: .105 between prompts from one right answer of 3 in ten prompts."""
+    rights = rights_of(2, effect=1.0)
+    of_one_each = [f'category {number}' for number in range(len(rights))]
+
+    alone = score(results_of(rights, of_one_each), macro=True).over_prompts
+    together = score(results_of(rights)).over_prompts
+
+    assert alone.prompt_deviation.value == pytest.approx(together.prompt_deviation.value)
+    by_chance = np.zeros((3, NUM_PROMPTS))
+    by_chance[0, 0] = 1.0
+    found = score(results_of(by_chance, ['a', 'b', 'c']), macro=True).over_prompts
+    assert found.prompt_deviation.value == pytest.approx(0)
+
+
 def part_of_both(values: np.ndarray) -> float:
     num_questions, num_prompts = values.shape
     left = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
