@@ -8,8 +8,9 @@ Here each is built from the pieces, kinds and merges or scores in the file, by t
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
@@ -26,7 +27,8 @@ class Kind(IntEnum):
     USER_DEFINED = 4  # never split, such as a run of spaces or a tag of HTML
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """An entry of a vocabulary; its place is its id."""
 
     text: str
@@ -51,7 +53,7 @@ def byte_level_tokenizer(pieces: Sequence[Piece], merges: Sequence[str]) -> Toke
 def sentencepiece_tokenizer(pieces: Sequence[Piece], beginning: str) -> Tokenizer:
     """Return the BPE of Gemma, which begins texts with a token and has bytes for what it does not know."""
     # GGUF files write the spaces of pieces that are never split as spaces.
-    marked = [piece._replace(text=piece.text.replace(' ', SPACE)) for piece in pieces]
+    marked = [replace(piece, text=piece.text.replace(' ', SPACE)) for piece in pieces]
     vocabulary = {piece.text: index for index, piece in enumerate(marked)}
 
     pairs = merges_of_scores(marked, vocabulary)
