@@ -23,7 +23,7 @@ import real
 import validation_tables
 import wheels
 from gguf_tokenizers import Kind, Piece, byte_level_tokenizer, check_round_trips, sentencepiece_tokenizer, tokenizer_of
-from published_scores import right_by_sum, right_per_character
+from published_scores import right_by_sum, right_per_character, scores_of_tasks
 from tokenizers.pre_tokenizers import ByteLevel
 
 SCRIPTS = ROOT / 'scripts' / 'real_weights'
@@ -419,6 +419,15 @@ def test_the_pages_have_the_tables_of_the_recorded_run(page: Path):
 
     assert '<!-- table: ' in text
     assert validation_tables.with_tables(text, json.loads(RECORD.read_text('utf-8'))) == text
+
+
+def test_a_task_without_a_file_has_no_score():
+    tasks = {
+        'copa/0-shot': {'metrics': {'Accuracy': {'value': 0.5}, 'Other': {'value': 1.0}}, 'num_items': 2},
+        'siqa/10-shot': {'reason': 'no file'},
+    }
+
+    assert scores_of_tasks(tasks) == {'copa/0-shot': {'accuracy': 0.5, 'items': 2}}
 
 
 def test_a_part_runs_again_without_the_loss_of_others(tmp_path: Path):
