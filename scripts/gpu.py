@@ -58,7 +58,7 @@ from llmfoundry_gauntlet.engine.probe import probe, probe_generation
 
 OUT = Path('runs/gpu')
 FP32, BF16 = 'fp32', 'bf16'
-# What is allowed: differences of mean losses in nats per token (mean and greatest), the least share of equal choices,
+# The limits: differences of mean losses in nats per token (mean and greatest), the least share of equal choices,
 # and the lead of a token's logit below which another one may be generated.
 LOSS = {FP32: (1e-5, 1e-4), BF16: (0.02, 0.2)}
 SAME_CHOICES = {FP32: 0.999, BF16: 0.95}

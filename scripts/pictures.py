@@ -28,7 +28,7 @@ IMAGES = ROOT / 'docs' / 'images'
 WIDTH, WIDTH_OF_CURVES = 1100, 1280  # pixels; the latter has room for four charts side by side
 MARGIN = 16
 
-# What the model of the demo learns, and a task that stays at chance.
+# Tasks that the model of the demo learns, and a task that stays at chance.
 SHOWN_TASKS = (
     'bigbench_dyck_languages/10-shot',
     'simple_arithmetic_withspaces/10-shot',

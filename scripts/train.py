@@ -61,7 +61,7 @@ class WarmupStableDecayScheduler(ComposerScheduler):
         return self.warmup(state, ssr) * (self.alpha_f + (1.0 - self.alpha_f) * decay)
 
 
-# What a section of the file may name; below each name are its arguments. Add what you need.
+# Classes that a section of the file may name; below each name are its arguments. Add what you need.
 SECTIONS: dict[str, Named] = {
     'optimizer': {
         'adamw': torch.optim.AdamW,

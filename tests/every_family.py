@@ -303,7 +303,7 @@ CANNOT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the probe chose for a type, and the largest differences from bare rows: of scores and of logits.
+    """The layouts that the probe chose for a type, and the largest differences from bare rows: of scores and of logits.
 
     `rounding` is the largest difference that rounding alone makes to the logits of bare rows.
     """

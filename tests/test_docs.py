@@ -320,7 +320,7 @@ def test_messages_in_troubleshooting_exist_in_the_package():
     texts_of_package = '\n'.join(text for path in PACKAGE.rglob('*.py') for text in texts_of(path))
 
     for message in messages:
-        # What is between the formatted values; shorter parts would be found anywhere.
+        # The parts between the formatted values; shorter parts would be found anywhere.
         long_parts = [part.strip() for part in message.split(UNKNOWN) if len(part.strip()) > 7]
         assert long_parts, message
         assert [part for part in long_parts if part not in texts_of_package] == []

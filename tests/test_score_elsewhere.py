@@ -47,7 +47,7 @@ def test_exported_lines_hold_all_that_a_server_needs(rows: Path):
         'row': 0,
         'variant': 'option_order:A',
         'sample': 0,
-        # What is asked.
+        # The questions.
         'prompt': 'Who?\nA: she\nB: he\nC: it',
         'choices': None,
         # How it is generated.

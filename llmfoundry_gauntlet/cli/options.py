@@ -84,7 +84,7 @@ class OutputFormat(StrEnum):
 class Options:
     """Options of evaluations, with their defaults, in the order in which the panels of --help list them."""
 
-    # What to evaluate
+    # Models and answers
     model: str | None = of_input(
         None,
         metavar='MODEL',

@@ -184,7 +184,7 @@ class EvalGauntlet(Callback):
         self._attach(state)
         after_each_evaluation(trainer_of(state), self._clean_up)
 
-        # What all callbacks of the Trainer share, for the checkpoint.
+        # Subsets that all callbacks of the Trainer share, for the checkpoint.
         with_same_tasks = [callback for callback in gauntlets if callback.data.tasks.keys() == self.data.tasks.keys()]
         self._subset_key = subset_key(with_same_tasks.index(self), self.data.tasks)
         self._subsets = gauntlets[0]._subsets

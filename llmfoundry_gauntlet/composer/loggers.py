@@ -31,7 +31,7 @@ LOGGERS: dict[str, type[LoggerDestination]] = {
 }
 log = logging.getLogger(__name__)
 
-# What has been written by each logger, which must not refer to the logger itself.
+# Values that each logger has written; they must not refer to the logger itself.
 _WRITTEN: WeakKeyDictionary[LoggerDestination, Written] = WeakKeyDictionary()
 
 

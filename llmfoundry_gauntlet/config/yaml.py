@@ -110,7 +110,7 @@ def decode_partly(cls: type, value: Any, path: str, problems: Problems) -> Any:
             decoded = decode_value(hints[name], value[name], join(path, name), problems)
         else:
             problems.add(path, f"the key '{name}' is missing")
-        # What remains of a list or mapping with invalid elements is checked too.
+        # The rest of a list or mapping with invalid elements is checked too.
         if len(problems.messages) == num_problems or decoded:
             arguments[name] = decoded
             continue
@@ -225,7 +225,7 @@ def decode_element(hint: Any, value: Any, path: str, problems: Problems) -> Any:
     """Return an element of a list or a mapping as the annotated type, or INVALID with a problem."""
     num_problems = len(problems.messages)
     decoded = decode_value(hint, value, path, problems)
-    # What remains of a list or mapping with invalid elements is checked too.
+    # The rest of a list or mapping with invalid elements is checked too.
     return decoded if len(problems.messages) == num_problems or decoded else INVALID
 
 

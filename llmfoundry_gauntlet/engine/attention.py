@@ -46,7 +46,7 @@ WITHOUT_EFFECT = frozenset(
         'cu_seq_lens_k',
         'max_length_q',
         'max_length_k',
-        # What the model returns.
+        # The outputs of the model.
         'logits_to_keep',
         'output_attentions',
         'output_hidden_states',

@@ -416,7 +416,7 @@ class CausalLanguageModel:
         layer = output_layer(self.model)
         with self.scanning(tokens.shape[1]):
             if layer is None or self.tail is None:
-                # What the model does to its logits is unknown: it makes those of all positions.
+                # The model does something unknown to its logits: it makes those of all positions.
                 outputs = self.model(**arguments)
                 logits = logits_of(outputs)
                 reader.take_all(logits.reshape(-1, logits.shape[-1]))

@@ -68,7 +68,7 @@ NAMES = {
 }
 NOT_FINITE = "probe: the model's numbers are not finite"
 
-# What counts as a difference.
+# The least difference that counts.
 HALF_TOLERANCE = 2  # in half precision, of summed log-probabilities, in rounding errors of the largest logit
 NUDGED_TOLERANCE = 1.5  # the same, in differences of padded rows that are rounded otherwise
 HALF_TOLERANCE_OF_LOGITS = 8  # the same for logits of generations

@@ -1,4 +1,4 @@
-"""Whether a run is worse than another by more than a margin: the tests, power and verdicts of `gauntlet gate`.
+"""Test whether a run is worse than another by more than a margin: the tests, power and verdicts of `gauntlet gate`.
 
 Two one-sided tests are made of a paired difference d, the second run minus the first, and its margin m. One presumes
 that the true difference is at least -m, and proves harm: the run is worse. The other presumes that it is at most -m,

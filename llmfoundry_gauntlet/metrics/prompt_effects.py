@@ -77,7 +77,7 @@ def prompt_effects(
         if len(np.unique(clusters[members])) == 1:
             group_of[members] = TOGETHER
 
-    # What is left of each value without the effects of its question and, in its group, of its prompt.
+    # The rest of each value without the effects of its question and, in its group, of its prompt.
     left = values - values.mean(axis=1, keepdims=True)
     for group in np.unique(group_of):
         members = group_of == group

@@ -344,7 +344,7 @@ def with_pooled_share(
 
     share = min(max((whole.value - lowest) / width, 0.0), 1.0)  # rounding may take it past an end
     variance_of_item = share * (1 - share)
-    # What the variance of an item gives the mean by each part.
+    # The factors from the variance of an item to that of the mean, by part.
     factors = [weight**2 / count for weight, count in zip(weights, counts, strict=True)]
     num_independent = 1 / math.fsum(factors)
     if spread.standard_error == 0 or variance_of_item == 0:

@@ -18,7 +18,7 @@ from llmfoundry_gauntlet.types import Example, ItemKey, ItemResult, Prompt
 SAMPLES = 'samples'
 NONE = type(None)
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # json.dumps would make a new one for every line
-# What 0.1.0 wrote, and what it is now.
+# Names that 0.1.0 wrote, and those of now.
 RENAMED_FIELDS = {
     'credit': 'score',
     'marks': 'metrics',

@@ -260,7 +260,7 @@ class Gauntlet:
                 ending.enter_context(watchdog(self.settings.stall_seconds, loop.progress, loop.doing))
             if global_rank() == 0:
                 ending.enter_context(progress_report(title, lambda: loop.work))
-            # What is there now is evaluated: a trainer may have changed the weights, or replaced the network.
+            # The model that is there now is evaluated: a trainer may have changed the weights, or replaced the network.
             if loop.use(model) and not is_sharded(model.model):
                 self.num_parameters = num_parameters_of(model.model)
             loop.journal = self._journal(model, folder, precision)

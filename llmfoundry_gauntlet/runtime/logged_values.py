@@ -41,7 +41,7 @@ LIBRARIES = (  # of the loggers, directly or to contact servers
     'neptune',
     'slack_sdk',
     'databricks',
-    # What they contact servers with.
+    # Libraries by which they contact servers.
     'requests',
     'urllib3',
     'httpx',

@@ -62,7 +62,7 @@ class EvaluationLoop:
     batch_size = 1  # read by Composer
 
     def __init__(self, prepared: PreparedEvaluation, model: EvaluatedModel) -> None:
-        # What is evaluated.
+        # The evaluation.
         self.everything = prepared
         self.prepared = prepared  # the items to evaluate: all, or those that fit in the time budget
         self.planned: PlannedEvaluation | None = None  # the latest plan, reused while the layout stays the same
@@ -70,7 +70,7 @@ class EvaluationLoop:
         self.sizes: dict[str, int] | None = None  # questions per task that fit in the time budget, once they are chosen
         self.choosing_seconds = 0.0  # that the choice took
 
-        # What runs it.
+        # The parts that run it.
         self.runner = ModelRunner(model, prepared)
         self.launcher = Launcher(self.runner)
         self.programs = BackgroundPrograms()

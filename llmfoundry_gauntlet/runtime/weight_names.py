@@ -23,7 +23,7 @@ KEYS_OF_WEIGHTS = ('model', 'model_state_dict', 'state_dict', 'module')
 # has each weight at the top.
 ROOTS = (OF_MODEL, ('model',), ('app', 'model'))
 
-# What wrappers add to the names of a model's weights: DataParallel in front, torch.compile and FSDP anywhere.
+# Added to the names of weights by wrappers: by DataParallel in front, by torch.compile and FSDP anywhere.
 OUTER_WRAPPER = 'module.'
 WRAPPERS = re.compile(r'\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.')
 OF_ADAPTER = re.compile(r'\.(?:lora_[A-Z]\w*|base_layer|modules_to_save|original_module)\.')

@@ -62,7 +62,7 @@ OPEN_END = re.compile(r'[\s,.]*\bor\b', re.IGNORECASE)  # 'B. Or C.'
 ANOTHER = re.compile(r'\b(?:and|or)\s+\(([A-Z])\)')  # 'Paris and (C)'
 REASON = r'(?:because|since|as|due)\b'
 
-# What stands for the letter in an instruction. Models, above all young ones, repeat its sentence after their answer.
+# Placeholders for the letter in an instruction. Models, above all young ones, repeat its sentence after their answer.
 LEAD = r'(?:[\s:"\'(\[{<]|\\boxed)*+'
 BLANK = r'(?i:letter|answer|option|choice|label|insert|your|here|placeholder|blank)'
 NO_LETTER = r'(?!\s*["\'(\[:]*\s*[A-WZ]\b)'  # no letter of an option follows
@@ -91,7 +91,7 @@ CLAUSE_END = re.compile(rf'[.;,]\s|\n|\b{REASON}')
 STANDS = re.compile(rf'\s*(?:$|\n|[.,:!])|\s+{REASON}')
 CAPITAL_STANDS = re.compile(r'\s*\(|\s+[-\u2013\u2014]\s')  # 'A (Paris)', 'A - Paris'
 BULLET = re.compile(rf'\s*(?:(?:[-\u2013\u2014>#]+|{POINTS})\s+)+')  # '- ', '## '
-# What may follow the text of an option: its letter, then the end of the sentence or a reason.
+# Text that may follow that of an option: its letter, then the end of the sentence or a reason.
 AFTER_TEXT = re.compile(rf'["}})]*\s*(?:\((?P<letter>[a-z])\))?(?:$|[.!](?:\s|$)|,?\s*{REASON})')
 
 

@@ -16,7 +16,7 @@ HIDDEN = re.compile(r'\\[hv]?phantom\s*\{[^{}]*\}|\\[,;:! ]|\\q?quad')  # \phant
 # 'Either of the two is accepted.'
 EITHER = re.compile(r'\beither\b.{0,60}\b(?:accepted|acceptable|correct)\b', re.IGNORECASE | re.DOTALL)
 
-# What instructions write into a box in place of an answer, besides the words of the prompt that was asked.
+# Words that instructions write into a box in place of an answer, besides the words of the prompt that was asked.
 BLANK = re.compile(r'(?:[.?\s]|\\(?:[lc]?dots|square|box)(?![a-z]))*')  # ..., \square
 FONTS = re.compile(  # \text, \mathbf, \langle, \_
     r'\\(?:text[a-z]*|math[a-z]+|emph|underline|mbox|hbox|bm|boldsymbol|operatorname\*?|hspace\*?\s*\{[^{}]*\})(?![A-Za-z])'
@@ -28,7 +28,7 @@ PLACEHOLDER = re.compile(  # your final answer here
 )
 QUOTES = ' \t\n{}[]()<>"\'`*$.:\u2026\u201c\u201d\u2018\u2019\u00ab\u00bb'
 
-# What may stand between two boxes of one answer. Ends of rows become ampersands, then marks without meaning go.
+# Text that may stand between two boxes of one answer. Ends of rows become ampersands, then marks without meaning go.
 ROW_END = re.compile(r'\\\\(?:\s*\[[^\[\]]*\])?|\\(?:cr|newline)(?![A-Za-z])')  # \\, \\[2mm], \cr
 MARKS = re.compile(
     r'\$|\\[()\[\],;:! ]|\\(?:q?quad|displaystyle|left\.?|right\.?)(?![A-Za-z])|[{}~*]'

@@ -228,7 +228,7 @@ UNIT_WORDS = re.compile(  # 5 cm^2, 3 km/h
     r'(?P<core>.*?(?:[\d)}]|\\pi))\s*(?<![A-Za-z\\])(?P<unit>[A-Za-z][A-Za-z.]+(?:[ /][A-Za-z.]+)*)'
     rf'\s*{POWER}'
 )
-# What is counted: 5 apples. It is no function and no Greek letter whose backslash was lost.
+# Things that are counted: 5 apples. It is no function and no Greek letter whose backslash was lost.
 NOUN = r'(?!(?:arc)?(?:sin|cos|tan|sec|csc|cot)|log|sqrt|theta|alpha|beta|gamma|choose|over)[A-Za-z]{4,}(?: [A-Za-z]+)*'
 MONEY = re.compile(r'(-?)\s*(?:\\money|[€£])\s*(.*)')  # \$5, -€3
 POWERS = {'square': '2', 'sq': '2', 'squared': '2', 'cubic': '3', 'cubed': '3'}
@@ -397,7 +397,7 @@ def split_outside(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[
             continue
         if match['open']:
             end = text.rfind('\\end') if match['open'] == '\\begin' else closing(text, match.start())
-            # What is not closed goes on to the end.
+            # A group that is not closed goes on to the end.
             end_of_brackets = len(text) if end is None or end < match.start() else end + 1
         elif match['mark']:
             pieces.append(text[start_of_piece : match.start()])

@@ -58,7 +58,7 @@ class Task(TaskSpec):
     is_verbatim: ClassVar[bool] = False  # white space in generations is significant
     asks_variants: ClassVar[bool] = False  # each question in several ways, as SCORE does; subsets are of questions
 
-    # What a type defines: its metrics, how rows are read, how prompts look and how outputs are scored.
+    # The parts that a type defines: its metrics, how rows are read, how prompts look and how outputs are scored.
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return the metrics, the accuracy first; none for SCORE."""

@@ -103,7 +103,7 @@ def test_watch_takes_them(gauntlet, model: Path, tmp_path: Path):
 
 
 def test_another_form_of_prompts_is_another_evaluation(gauntlet, model: Path, tmp_path: Path):
-    """What is in a journal is not continued with another system message."""
+    """A journal is not continued with another system message."""
     words = ('run', '--model', model, '--tasks', tmp_path / 'tasks.yaml', '--data-root', tmp_path, '--device', 'cpu')
     out = ('--out', tmp_path / 'out', '--apply-chat-template')
     assert gauntlet(*words, *out)[0] == 0

@@ -164,7 +164,7 @@ def test_names_that_are_no_data_files_are_not_located(folder_of_oddities: Path, 
 @pytest.mark.parametrize(
     ('name', 'problem'),
     [
-        # What would block, or has no content.
+        # Files that would block, or have no content.
         ('folder.jsonl', 'is not a regular file'),
         ('pipe.jsonl', 'is not a regular file'),
         ('link.jsonl', 'is not a regular file'),

@@ -152,7 +152,7 @@ def test_a_shared_prefix_counts_once():
 
     tokens_of_task = scored_tokens(batches)
 
-    # What the prefix lacks of the 100 runs in every tree.
+    # The tokens of the 100 that the prefix lacks run in every tree.
     length = len(batches[0].prefix)
     num_trees = sum(len(batch.trees) for batch in batches)
     assert sum(tokens_of_task.values()) == length + 40 * 25 + (100 - length) * num_trees

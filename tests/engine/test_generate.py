@@ -107,7 +107,7 @@ def test_a_generation_ends_at_its_stop_and_frees_its_slot(layout: str):
         assert not any(generation.is_truncated for generation in outcomes)
 
 
-# What is run.
+# Batches that are run.
 
 
 @pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE])

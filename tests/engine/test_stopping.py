@@ -530,7 +530,7 @@ def test_a_generation_without_stops_is_decoded_once(monkeypatch, name: str, text
     assert lengths == [500]
 
 
-# What draws depend on.
+# Facts that draws depend on.
 
 KEY = ItemKey('t/0-shot', 3)
 # Keys that differ from KEY in one field, the last one by a file named like None.

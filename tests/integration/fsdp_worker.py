@@ -265,7 +265,7 @@ def main(folder: Path, families: list[str]) -> None:
             # Sharded, with weights that are kept.
             fails = family == 'llama' and mode in MODES[1:3]
             results[mode] = run(folder, family, mode, fails=fails)
-        # Whether weights are kept has no meaning without evaluations.
+        # Without evaluations there are no weights to keep.
         for mode in modes[:3]:
             results[f'{mode}, without'] = trained(folder, family, mode)
         results_of_family[family] = results

@@ -125,7 +125,7 @@ def measure(value: float, error: float) -> Measure:
     return Measure(value=value, spread=spread)
 
 
-# What loggers get of the score below, by group.
+# Values of the score below that loggers get, by group.
 GROUPS = {
     'accuracy': {'metrics/t/0-shot/Accuracy': 0.5, 'metrics/t/0-shot/a/Accuracy': 0.25},
     'metrics': {'metrics/t/0-shot/Bits': 2.0},

@@ -1,4 +1,4 @@
-"""What records say of generations that ended at their token limit."""
+"""Records of generations that ended at their token limit."""
 
 from __future__ import annotations
 

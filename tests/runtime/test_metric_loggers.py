@@ -1,4 +1,4 @@
-"""What the loggers of an evaluation alone write to TensorBoard, W&B and MLflow."""
+"""Values that the loggers of an evaluation alone write to TensorBoard, W&B and MLflow."""
 
 from __future__ import annotations
 

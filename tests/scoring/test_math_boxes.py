@@ -8,7 +8,7 @@ import pytest
 
 from llmfoundry_gauntlet.scoring.mathematics import Comparer, answer_of, boxed, gold_of
 
-# What stands between two boxes of which the second takes the place of the first.
+# Text between two boxes of which the second takes the place of the first.
 CONNECTIVES = (
     'Oops.',
     'Hmm, let me recompute.',

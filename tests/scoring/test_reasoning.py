@@ -1,4 +1,4 @@
-"""What of a generation is its answer, after a model's reasoning."""
+"""The answer in a generation, after a model's reasoning."""
 
 import pytest
 

@@ -176,7 +176,7 @@ def test_bits_are_per_byte_of_utf_8_without_the_space_before_the_answer(prepared
     assert bits(metrics['GoldBitsPerByte']) == pytest.approx(3.5)
     # of two values: their standard deviation by the root of two
     assert metrics['GoldBitsPerByte'].standard_error == pytest.approx(math.sqrt(0.5) / math.sqrt(2))
-    # What is known of the generations is as before.
+    # The facts of the generations are as before.
     assert [result.score for result in results] == [0, 0]
     assert all(result.text == ' 2' and result.answer == '2' and result.logprobs is None for result in results)
 

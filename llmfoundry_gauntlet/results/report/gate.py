@@ -228,7 +228,7 @@ def raise_both(*collections: Problems) -> None:
         raise ConfigError(messages)
 
 
-# Whether two runs were asked the same
+# Are two runs asked the same?
 
 
 def tasks_of(run: Run, row: str) -> list[str]:

@@ -14,7 +14,7 @@ MAX_LINES = 16  # of text, as an introduction may have
 MAX_OTHER_LINES = 3  # one after another that are neither text nor code: sums, single letters, brackets
 MAX_LINE_CHARACTERS = 1000
 
-# What a long text may stand in: a code block, a string of several lines, a comment of several lines.
+# Places for a long text: a code block, a string of several lines, a comment of several lines.
 LONG_PARTS = re.compile(r'```|~~~|"""|\'\'\'|/\*')
 # A line at the left margin that may belong to a program: a comment, a definition, an assignment or another statement.
 ASSIGNMENT = r'(?!\d)[\w.,\[\]"\'() \t*]+[-+*/%|&^@<>]{0,2}=(?!=)'

@@ -330,7 +330,7 @@ def test_a_mistake_in_an_option_is_named(gauntlet, judged: dict[str, Path], word
     assert [part for part in parts if part not in problem] == []
 
 
-# What cannot be compared
+# Runs that cannot be compared
 
 
 def with_change(run: Path, to: Path, change: Callable[[dict[str, Any]], None]) -> Path:

@@ -28,7 +28,7 @@ def only_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp('bin')
     (folder / 'prlimit').symlink_to(prlimit)
     monkeypatch.setenv('PATH', str(folder))
-    # What Zig's compiler builds is shared by all processes that run tests.
+    # Libraries that Zig's compiler builds are shared by all processes that run tests.
     monkeypatch.setenv(VARIABLE, str(tmp_path_factory.getbasetemp().parent / 'built_by_zig'))
     find_tools_anew()
     yield folder

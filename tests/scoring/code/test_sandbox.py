@@ -1,4 +1,4 @@
-"""What a program finds in the sandbox, and what happens where there can be none.
+"""Things that a program finds in the sandbox, and what happens where there can be none.
 
 Mutations: mount all of /etc; pass on the environment; leave out a limit; run programs where namespaces are forbidden.
 """

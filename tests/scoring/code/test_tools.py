@@ -127,7 +127,7 @@ def find_compiler_folder() -> str:
 def test_a_compiler_that_fails_leaves_no_libraries(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """What takes minutes is announced, on each rank; the next evaluation tries again."""
+    """Work that takes minutes is announced, on each rank; the next evaluation tries again."""
     zig = tmp_path / 'zig'
     zig.write_text('#!/bin/sh\necho "the disk is full" >&2\nexit 1\n')
     zig.chmod(0o755)
