@@ -433,7 +433,7 @@ def of_narrowest_width(query, key, value):
     return query[..., :narrowest], key[..., :narrowest], value
 
 
-# A part of the engine's attention that a family needs, and a wrong one in its place: an object or table, a name, a value.
+# A part of the engine's attention that a family needs, and a wrong one in its place: an object, a name, a value.
 WRONG_PARTS = {
     'gpt_oss without sinks': ('gpt_oss', attending, 'attend', attention_without('sinks')),
     'gpt_oss without windows': ('gpt_oss', attending, 'attend', attention_without('window')),
