@@ -21,7 +21,7 @@ from llmfoundry_gauntlet import EvalGauntlet, evaluate
 from llmfoundry_gauntlet.errors import ConfigError, RecordError
 from llmfoundry_gauntlet.evaluation.run import Evaluation
 from llmfoundry_gauntlet.results.files import find_results
-from llmfoundry_gauntlet.runtime import time_budget, timed_sample
+from llmfoundry_gauntlet.runtime import checks, time_budget, timed_sample
 from llmfoundry_gauntlet.runtime.distributed import global_rank
 from llmfoundry_gauntlet.runtime.gauntlet import Gauntlet
 from llmfoundry_gauntlet.runtime.journal import Resuming
@@ -253,8 +253,9 @@ def test_another_job_resumes_the_subset_whatever_time_it_would_take_there(interr
     assert tiny.record(Path(recorded['save_folder']) / 'ba2')['timing']['reused_items'] > 0
 
 
-def test_a_job_with_another_budget_does_not_resume(interrupted, tokenizer):
+def test_a_job_with_another_budget_does_not_resume(interrupted, tokenizer, monkeypatch):
     _, network, recorded = interrupted
+    monkeypatch.setattr(checks, 'CLAIMS', {})  # the folder is claimed in the job that was interrupted
     other_budget = Gauntlet(**{**recorded, 'time_budget': '5s'})
     other_budget.resuming = Resuming(required=True)
 
