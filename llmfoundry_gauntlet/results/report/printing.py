@@ -398,7 +398,8 @@ def delimiter_notes(evaluations: Sequence[Run]) -> list[str]:
     for key, shares in shares_by_task.items():
         if max(share or 0.0 for share in shares) >= MANY_WITHOUT_DELIMITER:
             shown = ['unknown' if share is None else f'{100 * share:.0f} %' for share in shares]
-            tasks.append(f'{key} {" and ".join(shown)}')
+            is_same = len(set(shown)) == 1
+            tasks.append(f'{key} {shown[0] if is_same else " and ".join(shown)}')
     return [f'{WITHOUT_DELIMITER}: {listed(tasks)}'] if tasks else []
 
 

@@ -440,6 +440,8 @@ def test_a_note_names_tasks_with_many_generations_without_a_delimiter(shown, cha
     assert f'{note}cot0/3-shot 65 %, cot1/3-shot 10 % ' in words
     assert 'cot2/3-shot 9 %' not in words
     assert f'{note}cot0/3-shot 65 % and 0 %, cot1/3-shot 10 % and 100 % ' in of_both
+    of_equal = ' '.join(shown(changed(lacking(1.0)), changed(lacking(1.0))).split())
+    assert f'{note}cot0/3-shot 100 % ' in of_equal  # once
 
 
 @pytest.mark.parametrize('form', ['table', 'markdown'])
