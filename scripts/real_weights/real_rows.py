@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 SMOLLM2, GEMMA3 = 'smollm2', 'gemma3'
 
@@ -93,41 +94,16 @@ OF_GEMMA3 = 'https://ai.google.dev/gemma/docs/core/model_card_3 (Gemma 3 PT 270M
 GAUNTLETS, LM_EVALS = "the Gauntlet's", "lm-eval's"
 LINE = '\nAnswer: '  # lm-eval's prompts end so, and the Gauntlet's: without shots both are the same
 
+published_for_smollm2 = partial(Published, model=SMOLLM2, source=OF_SMOLLM2, form=LM_EVALS)
+published_for_gemma3 = partial(Published, model=GEMMA3, source=OF_GEMMA3)
+
 PUBLISHED = (
-    Published(
-        model=SMOLLM2,
-        label='piqa',
-        percent=66.92,
-        form=LM_EVALS,
-        score='per_character',
-        source=OF_SMOLLM2,
-        delimiter=LINE,
-    ),
-    Published(
-        model=SMOLLM2, label='arc_easy', percent=54.12, form=LM_EVALS, score='sum', source=OF_SMOLLM2, delimiter=LINE
-    ),
-    Published(
-        model=SMOLLM2,
-        label='arc_challenge',
-        percent=27.73,
-        form=LM_EVALS,
-        score='per_character',
-        source=OF_SMOLLM2,
-        delimiter=LINE,
-    ),
-    Published(model=SMOLLM2, label='hellaswag', percent=42.99, form=LM_EVALS, score='per_character', source=OF_SMOLLM2),
-    Published(model=GEMMA3, label='piqa', percent=67.7, form=LM_EVALS, score='sum', source=OF_GEMMA3, delimiter=LINE),
-    Published(
-        model=GEMMA3, label='arc_easy', percent=57.7, form=LM_EVALS, score='sum', source=OF_GEMMA3, delimiter=LINE
-    ),
-    Published(model=GEMMA3, label='boolq', percent=61.4, form=GAUNTLETS, score='sum', source=OF_GEMMA3, delimiter=LINE),
-    Published(
-        model=GEMMA3,
-        label='triviaqa_sm_sub',
-        percent=15.4,
-        form=GAUNTLETS,
-        score='accuracy',
-        source=OF_GEMMA3,
-        num_shots=5,
-    ),
+    published_for_smollm2(label='piqa', percent=66.92, score='per_character', delimiter=LINE),
+    published_for_smollm2(label='arc_easy', percent=54.12, score='sum', delimiter=LINE),
+    published_for_smollm2(label='arc_challenge', percent=27.73, score='per_character', delimiter=LINE),
+    published_for_smollm2(label='hellaswag', percent=42.99, score='per_character'),
+    published_for_gemma3(label='piqa', percent=67.7, form=LM_EVALS, score='sum', delimiter=LINE),
+    published_for_gemma3(label='arc_easy', percent=57.7, form=LM_EVALS, score='sum', delimiter=LINE),
+    published_for_gemma3(label='boolq', percent=61.4, form=GAUNTLETS, score='sum', delimiter=LINE),
+    published_for_gemma3(label='triviaqa_sm_sub', percent=15.4, form=GAUNTLETS, score='accuracy', num_shots=5),
 )

@@ -238,12 +238,24 @@ def problems_of(run: Path) -> str:
 @pytest.mark.parametrize(
     ('change', 'fact'),
     [
-        *((line, '') for line in ('{"score": nu', '[1]', 'null', '7', '', '{"row": 1}')),
-        *(({name: ...}, f"'{name}'") for name in ('row', 'score', 'cluster', 'prompt_sha256')),  # left out
-        *(
-            ({name: value}, f'{name} is ')
-            for name, value in {'score': 'high', 'text': 7, 'gold': [1], 'row': '3', 'reason': {}}.items()
-        ),
+        # No line of a sample.
+        ('{"score": nu', ''),
+        ('[1]', ''),
+        ('null', ''),
+        ('7', ''),
+        ('', ''),
+        ('{"row": 1}', ''),
+        # A field that is left out.
+        ({'row': ...}, "'row'"),
+        ({'score': ...}, "'score'"),
+        ({'cluster': ...}, "'cluster'"),
+        ({'prompt_sha256': ...}, "'prompt_sha256'"),
+        # A value of another kind.
+        ({'score': 'high'}, 'score is '),
+        ({'text': 7}, 'text is '),
+        ({'gold': [1]}, 'gold is '),
+        ({'row': '3'}, 'row is '),
+        ({'reason': {}}, 'reason is '),
         ({'prompt_sha256': None}, 'prompt_sha256 is '),
         ({'cluster': 'a passage'}, 'base 16'),
         ({'num_tokens': ['4']}, 'num_tokens[0] is '),

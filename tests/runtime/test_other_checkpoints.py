@@ -298,17 +298,18 @@ def test_torchtitan_with_other_sizes_in_its_configuration_is_an_error(tmp_path: 
 
 def test_the_checkpoints_of_every_trainer_are_found_and_their_parts_are_not():
     """As Hugging Face's Trainer, PEFT, Accelerate, DeepSpeed, torchtitan and Composer lay them out."""
-    names = [
-        *(f'trainer/checkpoint-5/{name}' for name in ('config.json', 'model.safetensors', 'optimizer.pt')),
-        *(f'peft/checkpoint-6/{name}' for name in ('adapter_config.json', 'adapter_model.bin', 'scheduler.pt')),
-        *(f'fsdp/checkpoint-7/pytorch_model_fsdp_0/{name}' for name in ('.metadata', '__0_0.distcp')),
-        *(f'fsdp/checkpoint-7/optimizer_0/{name}' for name in ('.metadata', '__0_0.distcp')),
-        'fsdp/checkpoint-7/scheduler.pt',
-        *(f'zero/checkpoint-8/{name}' for name in ('config.json', 'global_step8/mp_rank_00_model_states.pt')),
-        *(f'titan/step-9/{name}' for name in ('.metadata', '__0_0.distcp')),
-        *(f'composer/{name}' for name in ('ep0-ba1-rank0.pt', 'ep0-ba1-rank1.pt', 'huggingface/ba1/config.json')),
-        *(f'final/{name}' for name in ('config.json', 'model.safetensors', 'steps/step_3.pt')),
-    ]
+    names_by_folder = {
+        'trainer/checkpoint-5': ('config.json', 'model.safetensors', 'optimizer.pt'),
+        'peft/checkpoint-6': ('adapter_config.json', 'adapter_model.bin', 'scheduler.pt'),
+        'fsdp/checkpoint-7': ('scheduler.pt',),
+        'fsdp/checkpoint-7/pytorch_model_fsdp_0': ('.metadata', '__0_0.distcp'),
+        'fsdp/checkpoint-7/optimizer_0': ('.metadata', '__0_0.distcp'),
+        'zero/checkpoint-8': ('config.json', 'global_step8/mp_rank_00_model_states.pt'),
+        'titan/step-9': ('.metadata', '__0_0.distcp'),
+        'composer': ('ep0-ba1-rank0.pt', 'ep0-ba1-rank1.pt', 'huggingface/ba1/config.json'),
+        'final': ('config.json', 'model.safetensors', 'steps/step_3.pt'),
+    }
+    names = [f'{folder}/{name}' for folder, names_in_folder in names_by_folder.items() for name in names_in_folder]
 
     found = find_checkpoints([StoredFile(name, 1, '') for name in names])
 
