@@ -206,8 +206,7 @@ def open_local(path: Path, settings: ModelSettings) -> ModelSource:
         return open_gguf(path, settings)
     if path.is_file():
         return open_checkpoint(path, read_file(path), settings)
-    if is_sharded_checkpoint(path / OF_ACCELERATE):
-        path = path / OF_ACCELERATE
+    path = folder_of_shards(path)
     if is_sharded_checkpoint(path):
         return open_checkpoint(path, read_sharded(path, wants_tokenizer=settings.tokenizer is None), settings)
     if not (path / CONFIG).is_file() and (path / ADAPTER_CONFIG).is_file():
@@ -285,14 +284,19 @@ def load_weights(
     return with_adapter(network, settings.adapter)
 
 
+def folder_of_shards(path: Path) -> Path:
+    """Return the folder inside a checkpoint of Accelerate that has its sharded weights; any other path as it is."""
+    inner = path / OF_ACCELERATE
+    return inner if is_sharded_checkpoint(inner) else path
+
+
 def reader_of(path: Path) -> Callable[[], StoredWeights]:
     """Return a function that reads the weights of a local checkpoint or folder. Raise ModelError."""
     if path.suffix == GGUF:
         raise ModelError(f'{path}: {NOT_AVERAGED}')
     if path.is_file():
         return read_file(path).read_weights
-    if is_sharded_checkpoint(path / OF_ACCELERATE):
-        path = path / OF_ACCELERATE
+    path = folder_of_shards(path)
     if is_sharded_checkpoint(path):
         return read_sharded(path, wants_tokenizer=False).read_weights
     return partial(read_folder, path)
