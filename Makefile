@@ -14,13 +14,11 @@ CPP_EXTRA ?= $(if $(shell command -v g++),,$(comma)cpp)
 READY := $(VENV)/.ready
 REFERENCE := .venv-reference
 REFERENCE_READY := $(REFERENCE)/.ready
-LM_EVAL := .venv-lm-eval
-LM_EVAL_READY := $(LM_EVAL)/.ready
 PARTS = $(foreach part,$(PART),$(or $(wildcard tests/$(part) tests/test_$(part)*.py),\
 	$(error no tests/$(part) and no tests/test_$(part)*.py)))
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations 20
 
-.PHONY: help demo test test-all test-long lint docs mutants bench gpu real reference lm-eval composer-newest clean
+.PHONY: help demo test test-all test-long lint docs mutants bench gpu real reference composer-newest clean
 
 help:
 	@echo 'make demo       train a tiny model on two ranks, evaluated by the gauntlet at every checkpoint'
@@ -42,7 +40,6 @@ help:
 	@echo '                and published scores: docs/validation.md. PART=agreement, published or gauntlet;'
 	@echo '                AGAIN=1 what has run already; the comparison is made after make reference'
 	@echo 'make reference  the environment with llm-foundry and lm-eval that bench, real and the recorder use'
-	@echo 'make lm-eval    the environment with lm-eval and the newest libraries, in .venv-lm-eval, for bench PART=hybrids'
 	@echo 'make composer-newest  Composer with the newest libraries, in .venv-composer-newest, for a test of test-long'
 	@echo 'make clean      remove the environments, runs, site and what was built'
 
@@ -95,19 +92,12 @@ $(REFERENCE_READY): pyproject.toml requirements/reference.txt
 
 reference: $(REFERENCE_READY)
 
-$(LM_EVAL_READY): pyproject.toml requirements/newest.txt requirements/lm-eval.txt
-	@test -n "$(PYTHON_NEWEST)" || { echo 'make lm-eval needs Python 3.12 or 3.13: PYTHON_NEWEST=/path/to/python'; exit 2; }
-	$(call install,$(LM_EVAL),-c requirements/newest.txt -r requirements/lm-eval.txt -e .,UV_COMPILE_BYTECODE=1,$(PYTHON_NEWEST))
-	touch $@
-
-lm-eval: $(LM_EVAL_READY)
-
 composer-newest: pyproject.toml requirements/overrides.txt
 	$(call install,.venv-composer-newest,--overrides requirements/overrides.txt -e '.[composer]',,$(PYTHON_NEWEST))
 
-# Code tasks need no other evaluation; hybrids need the newest libraries, of which lm-eval has an environment.
+# Code tasks need no other evaluation; hybrids need the newest libraries.
 ENVIRONMENT_OF_BENCH_programs := $(READY)
-ENVIRONMENT_OF_BENCH_hybrids := $(LM_EVAL_READY)
+ENVIRONMENT_OF_BENCH_hybrids := .venv-newest/.ready
 bench: $(or $(ENVIRONMENT_OF_BENCH_$(PART)),$(READY) $(REFERENCE_READY))
 	$(dir $<)bin/python scripts/bench/$(if $(filter programs,$(PART)),programs.py,run.py $(PART)) $(if $(QUICK),--quick)
 
@@ -118,4 +108,4 @@ real: $(READY)
 	$(BIN)/python scripts/real_weights/real.py $(if $(PART),--part $(PART)) $(if $(AGAIN),--again)
 
 clean:
-	rm -rf .venv .venv-newest .venv-composer-newest $(REFERENCE) $(LM_EVAL) .cache/real_weights runs build site *.egg-info
+	rm -rf .venv .venv-newest .venv-composer-newest $(REFERENCE) .cache/real_weights runs build site *.egg-info

@@ -173,6 +173,7 @@ def test_optional_dependencies_are_extras():
         'test',
         'gguf',
         'huggingface',
+        'lm-eval',
         'device-map',
     }
 

@@ -1,6 +1,6 @@
 """lm-eval as a contender (see worker.py), on ready texts of ours.
 
-Runs in the environment of `requirements/lm-eval.txt`, which has our package and the newest transformers but no
+Runs in `.venv-newest`, which has our package and the newest transformers but no
 llm-foundry; `lm_eval_reference.py` has those that run in llm-foundry's. lm-eval 0.4.13 needs no workaround with
 transformers 5.24.
 """

@@ -333,7 +333,7 @@ def family_rows(family: str) -> tuple[TaskRow, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewestRow(TaskRow):
-    """A row with a model of today, in the environment of `requirements/lm-eval.txt`, where lm-eval runs our texts.
+    """A row with a model of today, in `.venv-newest`, where lm-eval runs our texts.
 
     The bare forward runs whole rows, which share nothing. Generation is compared with transformers' `generate`, and
     with ours without a cache, of which UNCACHED_TOKENS stand for all.

@@ -23,7 +23,7 @@ no_cache      ours without a cache, which runs whole rows for every new token (p
               the seconds are in proportion to the tokens in rows, so they leave out that attention grows faster
 
 Generation is greedy, by a copy of the model whose generations do not repeat themselves (not in the parts with other
-models than Llama). Part hybrids runs in the environment of `requirements/lm-eval.txt`, where lm-eval gets ready texts
+models than Llama). Part hybrids runs in `.venv-newest`, where lm-eval gets ready texts
 of ours; the table then has the largest difference of a choice's log-probability too. Results are in
 runs/bench/{part}.json.
 """
