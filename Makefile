@@ -9,6 +9,8 @@ PYTHON_NEWEST ?= $(firstword $(foreach python,$(NEWEST_PYTHONS),$(shell $(python
 VENV := $(if $(filter composer,$(STACK)),.venv,$(if $(filter newest,$(STACK)),.venv-newest,\
 	$(error STACK is $(STACK); allowed: composer, newest)))
 BIN := $(VENV)/bin
+# The Python that has torch for the GPU at hand, which needs none of these environments.
+PYTHON_GPU ?= python3
 # Without g++, C++ programs of code tasks are compiled by a Python package.
 CPP_EXTRA ?= $(if $(shell command -v g++),,$(comma)cpp)
 READY := $(VENV)/.ready
@@ -34,8 +36,8 @@ help:
 	@echo '                PART=families nine model families, PART=mpt that of llm-foundry,'
 	@echo '                PART=hybrids hybrids and other models of today, with the newest libraries,'
 	@echo '                PART=score the variants of SCORE in one evaluation and alone, and against lm-eval'
-	@echo 'make gpu        check one GPU in about 15 minutes, QUICK=1 in 5: numbers, FSDP, speed, memory; lm-eval'
-	@echo '                is timed too after make reference'
+	@echo 'make gpu        check one GPU, at most ten minutes for each part, QUICK=1 in five minutes for all; PART="..."'
+	@echo '                with the Python that has torch, PYTHON_GPU=python3, and WHEELS=folder of what it lacks'
 	@echo 'make real       evaluate two real models of 135M and 268M parameters, and compare with lm-eval, llm-foundry'
 	@echo '                and published scores: docs/validation.md. PART=agreement, published or gauntlet;'
 	@echo '                AGAIN=1 what has run already; the comparison is made after make reference'
@@ -101,8 +103,8 @@ ENVIRONMENT_OF_BENCH_hybrids := .venv-newest/.ready
 bench: $(or $(ENVIRONMENT_OF_BENCH_$(PART)),$(READY) $(REFERENCE_READY))
 	$(dir $<)bin/python scripts/bench/$(if $(filter programs,$(PART)),programs.py,run.py $(PART)) $(if $(QUICK),--quick)
 
-gpu: $(READY)
-	$(BIN)/python scripts/gpu.py $(if $(QUICK),--quick)
+gpu:
+	$(PYTHON_GPU) scripts/gpu.py $(if $(QUICK),--quick) $(if $(PART),--part $(PART)) $(if $(WHEELS),--wheels $(WHEELS))
 
 real: $(READY)
 	$(BIN)/python scripts/real_weights/real.py $(if $(PART),--part $(PART)) $(if $(AGAIN),--again)

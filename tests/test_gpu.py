@@ -1,86 +1,227 @@
-"""The checks of `make gpu`, as far as a CPU can run them."""
+"""The frame of scripts/gpu.py, and its parts as far as a CPU can run them."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
 
 import pytest
-from paths import ROOT, SHARED_DATA
+from paths import ROOT
 
 sys.path.insert(0, str(ROOT / 'scripts'))
 
-import gpu
-import networks
+from gpu_check import wheels
+from gpu_check.results import Results, Rows, Skipped
+from gpu_check.tables import markdown
+
+ABOUT = {'quick': True, 'machine': {'card': 'A card', 'torch': '2.11.0'}}
 
 
-def options(data_root: str = 'local_data') -> gpu.Options:
-    return gpu.Options(device='cpu', quick=True, data_root=SHARED_DATA / data_root)
+def run_part(folder: Path, part: Any, most_seconds: float | None = None) -> dict[str, Any]:
+    """Return what the file has of a part after it has run."""
+    Results(folder / 'results.json').run_part('numbers', part, about=ABOUT, most_seconds=most_seconds)
+    return json.loads((folder / 'results.json').read_text())['numbers']
 
 
+def test_a_row_beyond_a_limit_fails_its_part_and_names_the_figure(tmp_path):
+    """Mutation: a NaN is within every limit."""
+
+    def part(rows: Rows) -> None:
+        with rows.row('near') as row:
+            row.check('nats off', 0.1, at_most=0.2)
+        with rows.row('far') as row:
+            row.check('nats off', 0.3, at_most=0.2)
+            row.check('tokens per second', 10, at_least=11)
+            row.expect('layout', 'rows', 'stream')
+        with rows.row('not a number') as row:
+            row.check('nats off', float('nan'), at_most=0.2)
+
+    content = run_part(tmp_path, part)
+
+    assert content['status'] == 'failed'
+    assert [row['status'] for row in content['rows']] == ['passed', 'failed', 'failed']
+    assert content['rows'][1]['missed'] == ['nats off', 'tokens per second', 'layout']
+    assert content['rows'][1]['limits']['tokens per second'] == 'at least 11'
+    assert content['rows'][2]['figures'] == {'nats off': 'nan'}
+
+
+def test_an_error_in_a_row_is_recorded_and_the_next_row_runs(tmp_path):
+    def part(rows: Rows) -> None:
+        with rows.row('broken') as row:
+            row.note(layers=3)
+            raise ZeroDivisionError('of a kernel\nwith a second line')
+        with rows.row('left out'):
+            raise Skipped('vllm is not installed')
+        with rows.row('whole') as row:
+            row.note(layers=4)
+
+    content = run_part(tmp_path, part)
+
+    broken, left_out, whole = content['rows']
+    assert content['status'] == 'error'
+    assert (broken['status'], broken['reason']) == ('error', 'ZeroDivisionError: of a kernel')
+    assert 'test_gpu.py' in broken['traceback']
+    assert broken['figures'] == {'layers': 3}
+    assert (left_out['status'], left_out['reason']) == ('skipped', 'vllm is not installed')
+    assert whole['status'] == 'passed'
+
+
+def test_an_error_outside_of_rows_ends_its_part_alone(tmp_path):
+    results = Results(tmp_path / 'results.json')
+
+    def broken(rows: Rows) -> None:
+        raise ImportError('no module')
+
+    def whole(rows: Rows) -> None:
+        with rows.row('one'):
+            pass
+
+    first = results.run_part('numbers', broken, about=ABOUT, most_seconds=None)
+    second = results.run_part('layouts', whole, about=ABOUT, most_seconds=None)
+
+    assert (first, second) == ('error', 'passed')
+    assert results.parts['numbers']['reason'] == 'ImportError: no module'
+
+
+def test_every_row_is_in_the_file_before_the_next_one_runs(tmp_path):
+    """So that a run that is killed has not been in vain. Mutation: the file is written after each part alone."""
+    path = tmp_path / 'results.json'
+
+    def part(rows: Rows) -> None:
+        with rows.row('first'):
+            pass
+        content = json.loads(path.read_text())['numbers']
+        assert [row['name'] for row in content['rows']] == ['first']
+        assert content['status'] == 'running'
+
+    assert run_part(tmp_path, part)['status'] == 'passed'
+
+
+def test_parts_of_an_earlier_run_stay_until_they_run_again(tmp_path):
+    def part(rows: Rows) -> None:
+        with rows.row('one'):
+            pass
+
+    path = tmp_path / 'results.json'
+    Results(path).run_part('numbers', part, about=ABOUT, most_seconds=None)
+    Results(path).run_part('layouts', part, about=ABOUT, most_seconds=None)
+    Results(path).run_part('numbers', part, about={**ABOUT, 'quick': False}, most_seconds=None)
+
+    content = json.loads(path.read_text())
+    assert list(content) == ['layouts', 'numbers']
+    assert content['numbers']['quick'] is False
+
+
+def test_a_part_whose_time_is_over_keeps_its_rows(tmp_path):
+    """The alarm is sent by hand, so that nothing depends on seconds. Mutation: TimeIsUp is an Exception."""
+
+    def part(rows: Rows) -> None:
+        with rows.row('first') as row:
+            row.note(layers=1)
+        with rows.row('endless'):
+            signal.raise_signal(signal.SIGALRM)
+            raise AssertionError('the alarm stops the part')
+
+    content = run_part(tmp_path, part, most_seconds=1000)
+
+    assert content['status'] == 'stopped'
+    assert content['reason'] == 'stopped after 1000 seconds: rows are missing'
+    assert [(row['name'], row['status']) for row in content['rows']] == [('first', 'passed'), ('endless', 'stopped')]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_an_alarm_stops_a_part_that_takes_too_long(tmp_path):
+    def part(rows: Rows) -> None:
+        with rows.row('endless'):
+            while True:
+                time.sleep(0.01)
+
+    assert run_part(tmp_path, part, most_seconds=0.05)['status'] == 'stopped'
+
+
+@pytest.fixture
+def absent(monkeypatch) -> str:
+    """Need a module that is not installed."""
+    monkeypatch.setattr(wheels, 'NEEDED', {'module_of_a_wheel': 'omegaconf'})
+    monkeypatch.setattr(sys, 'path', [*sys.path])
+    return 'module_of_a_wheel'
+
+
+def test_missing_packages_are_named_with_the_command_that_gets_them(absent):
+    with pytest.raises(wheels.MissingWheelsError) as raised:
+        wheels.use_wheels(None)
+
+    assert 'omegaconf: are not installed' in str(raised.value)
+    assert 'pip download --no-deps --dest wheels omegaconf==2.4.0' in str(raised.value)
+
+
+def test_a_folder_of_wheels_has_what_is_missing(absent, tmp_path):
+    with zipfile.ZipFile(tmp_path / 'omegaconf-2.4.0-py3-none-any.whl', 'w') as wheel:
+        wheel.writestr(f'{absent}/__init__.py', 'VALUE = 3')
+
+    wheels.use_wheels(tmp_path)
+
+    assert __import__(absent).VALUE == 3
+
+
+def test_a_folder_without_wheels_is_a_mistake(absent, tmp_path):
+    with pytest.raises(wheels.MissingWheelsError, match='has no files'):
+        wheels.use_wheels(tmp_path)
+
+
+def test_tables_have_a_line_for_a_group_and_one_for_each_row_that_did_not_pass(tmp_path):
+    """Mutations: the smallest figure of a group is shown; rows that failed are hidden in their group."""
+
+    def part(rows: Rows) -> None:
+        for name, error in (('llama', 0.01), ('gemma', 0.04), ('mamba', 0.3)):
+            with rows.row(f'{name}, bf16', group='bf16') as row:
+                row.check('nats off', error, at_most=0.1)
+        with rows.row('all') as row:
+            row.note(tokens_per_second=123456.7)
+
+    run_part(tmp_path, part)
+    tables = markdown(json.loads((tmp_path / 'results.json').read_text()))
+
+    assert 'On A card (torch 2.11.0):' in tables
+    assert '| numbers, quick | 3 passed, 1 failed | failed | 0 |' in tables
+    assert '| bf16: 2 rows | 0.04 (at most 0.1), gemma, bf16 |  | passed |' in tables
+    assert '| mamba, bf16 | 0.3 (at most 0.1) |  | failed |' in tables
+    assert '| all |  | 123,457 | passed |' in tables
+
+
+def run_script(*arguments: str | Path, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/gpu.py in a process in which neither Composer nor the installed package can be imported."""
+    command = [sys.executable, ROOT / 'tests' / 'integration' / 'without_composer.py', ROOT / 'scripts' / 'gpu.py']
+    done = subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, 'OMP_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': '', 'HF_HUB_OFFLINE': '1', **environment},
+        timeout=450,
+    )
+    assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+@pytest.mark.slow
 def test_without_a_gpu_all_is_skipped_with_a_reason():
-    command = [sys.executable, ROOT / 'scripts' / 'gpu.py']
-    environment = {**os.environ, 'CUDA_VISIBLE_DEVICES': ''}
-
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-
-    assert done.stdout.startswith('SKIP: torch finds no GPU')
+    assert run_script().stdout.startswith('SKIP: torch finds no GPU')
 
 
-@pytest.fixture
-def one_recorded_case(monkeypatch, real_data):
-    """Compare one recorded case of one model."""
-    monkeypatch.setattr(gpu.Options, 'cases', lambda _, recorded: recorded['cases'][-1:])
-    monkeypatch.setattr(gpu.recorded_cases, 'MODELS', ('rotary_bos',))
+@pytest.mark.slow
+def test_parts_run_on_a_cpu_without_composer(tmp_path):
+    path = tmp_path / 'results.json'
 
+    run_script('--device', 'cpu', '--quick', '--part', 'layouts', '--out', path)
 
-def test_recorded_numbers_are_compared_in_both_precisions(one_recorded_case, capsys):
-    assert gpu.run('parity', options()) == ['PASS'] * 4
-
-    printed = capsys.readouterr().out
-    assert '60 of 60 predictions equal' in printed
-    assert '(0.0001)' in printed
-
-
-def test_recorded_numbers_beyond_a_limit_fail(one_recorded_case, monkeypatch):
-    monkeypatch.setattr(gpu, 'LOSS', {gpu.FP32: (0, 0), gpu.BF16: (0, 0)})
-    monkeypatch.setattr(gpu, 'LEAD', {gpu.FP32: 1e-3, gpu.BF16: 0})
-
-    assert gpu.run('parity', options()) == ['FAIL', 'PASS', 'FAIL', 'FAIL']
-
-
-@pytest.fixture
-def two_families(monkeypatch):
-    families = {name: networks.FAMILIES[name] for name in ('llama', 'mamba')}
-    monkeypatch.setattr(networks, 'FAMILIES', families)
-
-
-def test_families_are_compared_in_both_precisions(two_families):
-    assert gpu.run('layouts', options()) == ['PASS', 'PASS']
-
-
-def test_an_unexpected_layout_fails(two_families, monkeypatch, capsys):
-    monkeypatch.setitem(networks.LAYOUT_OF, 'mamba', 'stream')
-
-    # In bf16 a family may fall back to padded rows.
-    assert gpu.run('layouts', options()) == ['FAIL', 'PASS']
-    assert 'mamba: padded rows' in capsys.readouterr().out
-
-
-def test_a_check_without_its_files_is_skipped(capsys):
-    assert gpu.run('parity', options('nowhere')) == ['SKIP']
-    assert 'gauntlet data fetch' in capsys.readouterr().out
-
-
-def test_a_check_without_a_gpu_is_skipped():
-    assert gpu.run('memory', options()) == ['SKIP']
-
-
-def test_an_error_in_a_check_fails_that_check_alone(monkeypatch, capsys):
-    monkeypatch.setattr(gpu.fsdp_worker, 'write_tasks', lambda _: 1 / 0)
-    monkeypatch.setattr(gpu.composer_training, 'shard_on_cpu', lambda: None)
-    monkeypatch.setattr(gpu.dist, 'initialize_dist', lambda *_, **__: None)
-
-    assert gpu.run('fsdp', options()) == ['FAIL']
-    assert 'ZeroDivisionError' in capsys.readouterr().out
+    content = json.loads(path.read_text())
+    assert {name: part['status'] for name, part in content.items()} == {'layouts': 'passed'}
+    tables = run_script('--out', path, '--markdown').stdout
+    assert '| layouts, quick |' in tables
