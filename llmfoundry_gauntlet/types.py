@@ -153,6 +153,9 @@ class StopRule:
     than white space; an empty `answer_end` never ends it. With `program` it also ends where its program does. The
     prompt is not searched. With `as_pattern` the strings are joined into one regular expression, as llm-foundry does
     when it scores.
+
+    A window is a string and a number of tokens: once the text of so many latest tokens, special ones included, has the
+    string, the generation ends, also within reasoning. So lm-eval stops, and cuts the text by itself.
     """
 
     strings: tuple[str, ...] = ()
@@ -160,6 +163,7 @@ class StopRule:
     answer_end: str = ''
     program: ProgramStop | None = None
     as_pattern: bool = False
+    windows: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +201,8 @@ class GenerateRequest:
     """A request for a generation of at most `max_new_tokens` tokens after `context`, an int32 array of token ids.
 
     `verbatim` keeps spaces that the tokenizer would clean up. `restores_space` restores a leading space that the
-    tokenizer drops. Without `reasoning` all of a generation is its answer. `unscorable` is the reason if nothing can be
-    generated, else None.
+    tokenizer drops. Without `reasoning` all of a generation is its answer. With `text_after` its text begins after the
+    last token with this id, if there is one. `unscorable` is the reason if nothing can be generated, else None.
     """
 
     key: ItemKey
@@ -209,6 +213,7 @@ class GenerateRequest:
     reasoning: Reasoning | None = None
     verbatim: bool = False
     restores_space: bool = True
+    text_after: int | None = None
     prompt_shortened: bool = False
     unscorable: str | None = None
 

@@ -303,8 +303,15 @@ class GenerationDecoder:
         """
         options = {'clean_up_tokenization_spaces': False} if verbatim else {}
         before = self.before if restores_space else ''
+        return before + self._text_of_known(ids, lambda known: self._decode_with(marks, known, options))
+
+    def text_of_window(self, ids: list[int]) -> str:
+        """Return the text of some tokens by themselves, with all special tokens. Raise ModelError as `text` does."""
+        return self._text_of_known(ids, lambda known: str(self.tokenizer.decode(known)))
+
+    def _text_of_known(self, ids: list[int], decode: Callable[[list[int]], str]) -> str:
         with tokenizer_errors() as caught:
-            return before + self._decode_with(marks, ids, options)
+            return decode(ids)
         # A model with padded embeddings may generate ids that the tokenizer lacks. Tokenizers in Rust give no text for
         # them, others raise errors of various kinds.
         known = [id_ for id_ in ids if self.is_known(id_)]
@@ -313,7 +320,7 @@ class GenerationDecoder:
             raise ModelError(
                 f'the tokenizer ({name}) cannot decode {ids[:MAX_SHOWN]}: {caught.error}'
             ) from caught.error
-        return before + self._decode_with(marks, known, options)
+        return decode(known)
 
     def is_known(self, id_: int) -> bool:
         """Return whether the tokenizer can decode a token id."""
@@ -357,6 +364,9 @@ class OngoingGeneration:
         self.is_finite = True
         stops = request.stops
         self._watches = bool(stops.strings or stops.answer_end or stops.program)
+        self._strings_of_window: dict[int, list[str]] = {}  # by the number of tokens
+        for string, num_tokens in stops.windows:
+            self._strings_of_window.setdefault(num_tokens, []).append(string)
         self._lookback = max(map(len, stops.strings), default=0)
         self._marks = decoder.marks_of(request.reasoning)
         self._answer = GrowingAnswer(request.reasoning)
@@ -366,7 +376,7 @@ class OngoingGeneration:
     def add(self, token: int) -> None:
         """Append the next token."""
         self.ids.append(token)
-        if token in self.decoder.end_ids or (self._watches and self._stops()):
+        if token in self.decoder.end_ids or (self._watches and self._stops()) or self._is_stop_in_window():
             self.is_done = True
         elif len(self.ids) == self.request.max_new_tokens:
             self.is_done = self.is_truncated = True
@@ -405,6 +415,14 @@ class OngoingGeneration:
             return False
         return self._answer_stops(text[begin:] if begin else text, max(0, known - begin))
 
+    def _is_stop_in_window(self) -> bool:
+        """Return whether the latest tokens have a stop that is searched in so many of them."""
+        for num_tokens, strings in self._strings_of_window.items():
+            text = self.decoder.text_of_window(self.ids[-num_tokens:])
+            if any(string in text for string in strings):
+                return True
+        return False
+
     def _latest_text(self) -> str:
         """Return the text of the latest tokens, those from `_read` on, as it is after the tokens before them."""
         decoded = partial(self.decoder.text, verbatim=True, restores_space=False, marks=self._marks)
@@ -421,8 +439,12 @@ class OngoingGeneration:
 
     def _text(self) -> str:
         request = self.request
+        ids = self.ids
+        if request.text_after in ids:
+            last = len(ids) - 1 - ids[::-1].index(request.text_after)
+            ids = ids[last + 1 :]
         return self.decoder.text(
-            self.ids, verbatim=request.verbatim, restores_space=request.restores_space, marks=self._marks
+            ids, verbatim=request.verbatim, restores_space=request.restores_space, marks=self._marks
         )
 
 

@@ -185,6 +185,7 @@ def first_of_equal(requests: Sequence[GenerateRequest]) -> dict[ItemKey, ItemKey
             request.reasoning,
             request.verbatim,
             request.restores_space,
+            request.text_after,
         )
         first_of[request.key] = first_with.setdefault(settings, request.key)
     return first_of

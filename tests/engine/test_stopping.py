@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+import torch
+from hypothesis import example, given
 from hypothesis import strategies as st
+from lm_eval.models.huggingface import stop_sequences_criteria
 from paths import FIXTURES
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizer, PreTrainedTokenizerFast
@@ -619,3 +621,33 @@ def test_ids_that_a_tokenizer_has_and_cannot_decode_are_an_error():
 
     with pytest.raises(ModelError, match=r'Broken.* cannot decode \[2, 3\]: broken'):
         GenerationDecoder(Broken(eos_token=EOS)).text([2, 3])
+
+
+@every_tokenizer
+@given(st.lists(st.text(letters, max_size=4), max_size=6), st.text(letters, min_size=1, max_size=3) | st.just(EOS))
+@example(['a\n\n\n'], '\n\n\n')  # written in more tokens than the tokenizer has for it
+def test_a_stop_in_a_window_ends_a_generation_where_lm_eval_ends_it(name: str, parts: list[str], stop: str):
+    """Mutations: two tokens less in the window; leave special tokens, such as that after each part, out of it."""
+    tokenizer = TOKENIZERS[name]
+    by_character = [[encode(tokenizer, character) for character in part] for part in parts]
+    ids = [id_ for part in by_character for id_ in [*chain(*part), tokenizer.eos_token_id]]
+    num_tokens = len(encode(tokenizer, stop)) + 2
+    (criterion,) = stop_sequences_criteria(tokenizer, [stop], initial_decoder_input_length=0, batch_size=1)
+    rows = [torch.tensor([ids[:count]]) for count in range(1, len(ids) + 1)]
+    expected = next((row.shape[1] for row in rows if criterion(row, None)), None)
+
+    generation = generated(ids, GenerationDecoder(tokenizer), wanted(StopRule(windows=((stop, num_tokens),))))
+
+    assert generation.is_done == (expected is not None)
+    assert len(generation.ids) == (expected or len(ids))
+
+
+def test_the_text_may_begin_after_the_last_of_a_token():
+    """Mutation: after the first."""
+    tokenizer = alibi_pad_eos()
+    ids = encode(tokenizer, 'a. b. c')
+    request = replace(wanted(), text_after=encode(tokenizer, '.')[-1], restores_space=False)
+
+    generation = generated(ids, GenerationDecoder(tokenizer), request)
+
+    assert generation.result().text.strip() == 'c'
