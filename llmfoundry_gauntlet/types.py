@@ -401,11 +401,15 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A number, or the reason why there is none; its spread is None if unknown."""
+    """A number, or the reason why there is none; its spread is None if unknown.
+
+    `no_error` says why a number cannot have a standard error; None if it has one, or if too few items are the reason.
+    """
 
     value: float | None
     reason: str | None = None
     spread: Spread | None = field(default=None, compare=False, repr=False)
+    no_error: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if (self.value is None) != (self.reason is not None):

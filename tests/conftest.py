@@ -32,6 +32,7 @@ SLOW_BY_PREFIX = {
     'metrics/test_': 'consistency errors_cover',
     'results/report/test_': 'browser compare gate_command page',
     'results/test_': 'replaced_runs',
+    'tasks/test_': 'lm_eval',
     'runtime/test_': (
         'alert_history averages claims generation_journal generation_run metric_loggers model_errors models '
         'other_checkpoints progress time_budget without_composer'

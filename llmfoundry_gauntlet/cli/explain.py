@@ -102,7 +102,8 @@ def explain(
     settings = decode_settings(values, COMMAND_LINE)
     suite = load_suite(source, None, score, is_partial=tasks is None)
     explained = find_task(suite, task, num_fewshot).with_settings(settings)
-    examples = explained.read(settings.data_root).examples
+    rows = explained.read(settings.data_root)
+    explained, examples = rows.task or explained, rows.examples
     asked = find_item(explained, examples, row, file=file, variant=variant)
     example, shots = asked
     if model is not None:

@@ -58,11 +58,15 @@ _WORDS_OF_A_PROBLEM = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRows:
-    """A task's examples, the stems of its optional files that are absent, and warnings about its data."""
+    """A task's examples, the stems of its optional files that are absent, and warnings about its data.
+
+    `task` is the task with what reading them told about it, for a type whose definition is elsewhere; None for others.
+    """
 
     examples: Sequence[Example]
     absent: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    task: Any = None
 
 
 def read_examples(task: TaskSpec, data_root: str | Path, parse: Callable[[Mapping[str, Any]], Any]) -> list[Example]:

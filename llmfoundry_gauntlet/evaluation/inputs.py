@@ -115,6 +115,7 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
     missing: dict[str, str] = {}
     with collected:
         rows, missing = read_data(suite, settings.data_root, missing=settings.missing)
+    suite = with_what_rows_tell(suite, rows)
     examples = {key: list(task_rows.examples) for key, task_rows in rows.items()}
     tasks = [task for task in suite.tasks if task.key in rows]
     if settings.reference:
@@ -240,6 +241,15 @@ def read_data(suite: Suite, data_root: str, *, missing: str = ERROR) -> tuple[di
     return rows, dict.fromkeys(missing_by_task, 'its data file is missing')
 
 
+def with_what_rows_tell(suite: Suite, rows: Mapping[str, TaskRows]) -> Suite:
+    """Return the suite with the tasks that are known better since their rows were read."""
+    tasks = []
+    for task in suite.tasks:
+        read = rows.get(task.key)
+        tasks.append(task if read is None or read.task is None else read.task)
+    return replace(suite, tasks=tuple(tasks))
+
+
 def missing_files(
     tasks: Sequence[Task], suite: Suite, data_root: str, errors: Mapping[str, MissingFileError]
 ) -> DataError:
@@ -288,8 +298,9 @@ def row_warnings(
     warnings: list[str] = []
     for task in tasks:
         rows = examples[task.key]
-        warnings += few_rows(task, rows)
-        warnings += own_questions(task, rows, subsets.get(task.key, rows))
+        if not task.builds_requests:
+            warnings += few_rows(task, rows)
+            warnings += own_questions(task, rows, subsets.get(task.key, rows))
         # Nobody can mend the published files, whose faults docs/tasks.md lists: a warning at each run says nothing new.
         if isinstance(task, MultipleChoiceTask) and origins[task.key] != PUBLISHED:
             warnings += repeated_choices(task, rows)
@@ -377,6 +388,7 @@ def prompt_warnings(tasks: Mapping[str, Task], items: Mapping[str, Sequence[Item
 
 def chat_warnings(tasks: Mapping[str, Task], examples: RowsByTask, encoder: Encoder) -> Iterator[str]:
     """Yield warnings about choices scored where a model reasons, and arguments that a chat template does not know."""
+    tasks = {key: task for key, task in tasks.items() if not task.builds_requests}
     in_chat = {
         key: task for key, task in tasks.items() if any(encoder.in_chat(task.prompt(row)) for row in examples[key][:1])
     }

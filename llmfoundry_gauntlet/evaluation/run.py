@@ -258,11 +258,7 @@ def prepare_evaluation(
     prepared = prepare_tasks(preparations, cache, data.subsets)
     for warning in (*prompt_warnings(tasks, prepared, max_seq_len), *chat_warnings(tasks, data.examples, encoder)):
         log.warning(warning)
-    items = {
-        item.key: item
-        for key, task_items in prepared.items()
-        for item in samples_of(task_items, tasks[key].num_samples)
-    }
+    items = {item.key: item for key, task_items in prepared.items() for item in samples_of(task_items, tasks[key])}
     return PreparedEvaluation(
         data=data,
         tasks=tasks,
@@ -273,10 +269,10 @@ def prepare_evaluation(
     )
 
 
-def samples_of(items: Iterable[Item], num_samples: int) -> Iterator[Item]:
+def samples_of(items: Iterable[Item], task: Task) -> Iterator[Item]:
     """Yield each item once for every generation of its prompt, and the one that scores the right generation."""
     for item in items:
-        for sample in range(num_samples):
+        for sample in range(task.num_samples_of(item.example.content)):
             request = replace(item.request, key=replace(item.key, sample=sample))
             yield replace(item, request=request, gold=None)
         if item.gold is not None:
@@ -399,10 +395,13 @@ def conclude(
         examples = ', '.join(map(str, sorted([*missing, *unknown])[:5]))
         raise RuntimeError(f'{len(missing)} items are missing and {len(unknown)} unknown after gathering: {examples}')
     by_task: dict[str, list[ItemResult]] = {key: [] for key in planned.tasks}
-    for key in planned.items:  # in row order
+    contents: dict[str, list[Any]] = {key: [] for key in planned.tasks}
+    for key, item in planned.items.items():  # in row order
         if not key.is_gold:
             by_task[key.task].append(with_gold(results[key], results.get(gold_key(key))))
-    return summarize(planned.data, planned.tasks, by_task, seconds, planned=planned, comparer=comparer)
+            contents[key.task].append(item.example.content)
+    completed = {key: planned.tasks[key].completed(of_task, contents[key]) for key, of_task in by_task.items()}
+    return summarize(planned.data, planned.tasks, completed, seconds, planned=planned, comparer=comparer)
 
 
 def summarize(

@@ -304,7 +304,7 @@ def mean_cost(task: Task, examples: Sequence[Example]) -> float:
         if task.generates:
             longest = max((len(text) for text in task.responses(example.content)), default=0)
             written = tokens * CHARACTERS_PER_TOKEN if tokens else longest
-        costs.append((read + COST_OF_GENERATING * written) * task.num_samples)
+        costs.append((read + COST_OF_GENERATING * written) * task.num_samples_of(example.content))
     return fmean(costs)
 
 

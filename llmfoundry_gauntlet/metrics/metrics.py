@@ -29,6 +29,7 @@ MAX_REASONS = 3
 BEYOND = 1e-6  # a value may be this far outside its bounds, by the rounding of single precision
 RENAMED = {'CutShare': 'TruncatedShare'}  # metrics by their earlier names, which are still read
 NUM_BINS = 10
+NO_MEAN = 'it is no mean over items'  # why a metric has no standard error
 
 GOLD_BITS_PER_BYTE = 'GoldBitsPerByte'
 LOSSES = (GOLD_BITS_PER_BYTE, 'BrierScore', 'CalibrationError')  # the lower the better
@@ -49,12 +50,20 @@ class Metric:
     they are unknown. `bounds` are the lowest and the highest value that an item can have, None where there is no limit:
     intervals stay within them, and with both, as of a share, (0, 1), they are not empty where all items are alike.
     Without `has_error` the values depend on each other, so that no standard error is known.
+
+    A metric that is no mean has an `aggregate`, which returns it from the items; it raises Absent too. With `combine`
+    the metric of a task with categories follows from their scores and the task's items, and is not their plain mean;
+    without `in_categories` it is one of the whole task alone. A metric with `is_loss` is better the lower it is.
     """
 
     name: str
     values: Callable[[Sequence[ItemResult]], Iterable[float | None]]
     bounds: tuple[float | None, float | None] = (None, None)
     has_error: bool = True
+    aggregate: Callable[[Sequence[ItemResult]], float] | None = None
+    combine: Callable[[Mapping[str, TaskScore], Sequence[ItemResult]], Measure] | None = None
+    in_categories: bool = True
+    is_loss: bool = False
 
     def __post_init__(self) -> None:
         lowest, highest = self.limits
@@ -109,18 +118,26 @@ def task_score(
     for result in results:
         if result.category is not None:
             results_by_category[result.category].append(result)
+    of_categories = [metric for metric in metrics if metric.in_categories]
     categories = {
-        name: plain_score(task, f'{task}/{name}', metrics, of_category, allow_missing=allow_missing)
+        name: plain_score(task, f'{task}/{name}', of_categories, of_category, allow_missing=allow_missing)
         for name, of_category in results_by_category.items()
     }
     return TaskScore(
         task=task,
-        metrics={metric.name: mean_over(categories, metric, results) for metric in metrics},
+        metrics={metric.name: over_categories(categories, metric, results) for metric in metrics},
         num_items=len(results),
         num_unscored=sum(score.num_unscored for score in categories.values()),
         num_shortened=sum(score.num_shortened for score in categories.values()),
         categories=categories,
     )
+
+
+def over_categories(categories: Mapping[str, TaskScore], metric: Metric, results: Sequence[ItemResult]) -> Measure:
+    """Return a metric of a task with categories: as the metric combines them, else their plain mean."""
+    if metric.combine is None:
+        return mean_over(categories, metric, results)
+    return metric.combine(categories, results)
 
 
 def mean_over(categories: Mapping[str, TaskScore], metric: Metric, results: Sequence[ItemResult]) -> Measure:
@@ -181,6 +198,8 @@ def compute_metric(
     if clusters is None:
         clusters = cluster_numbers(results)
     try:
+        if metric.aggregate is not None:
+            return Measure(value=metric.aggregate(results), no_error=NO_MEAN)
         values = list(metric.values(results))
     except Absent as error:
         return Measure(value=None, reason=str(error))
@@ -218,6 +237,11 @@ def problem_means(results: Sequence[ItemResult]) -> list[float | None]:
         first, *_ = places
         means[first] = mean(scores_of(results[place] for place in places))
     return means
+
+
+def scored_once(results: Sequence[ItemResult]) -> list[ItemResult]:
+    """Return the first generation of each prompt, which has the score of all of them."""
+    return [results[first] for first, *_ in places_by_problem(results)]
 
 
 def places_by_problem(results: Sequence[ItemResult]) -> list[list[int]]:

@@ -396,7 +396,7 @@ def measure_record(measure: Measure) -> dict[str, Any]:
     if measure.value is None:
         return {'reason': measure.reason}
     if measure.spread is None:
-        return {'value': measure.value}
+        return {'value': measure.value} | ({'no_error': measure.no_error} if measure.no_error else {})
     record: dict[str, Any] = {
         'value': measure.value,
         'standard_error': measure.standard_error,

@@ -9,12 +9,20 @@ from llmfoundry_gauntlet.tasks.base import Task
 from llmfoundry_gauntlet.tasks.code import CodeTask
 from llmfoundry_gauntlet.tasks.generation import GenerationTask
 from llmfoundry_gauntlet.tasks.language_modeling import LanguageModelingTask
+from llmfoundry_gauntlet.tasks.lm_eval import LmEvalTask
 from llmfoundry_gauntlet.tasks.multiple_choice import MultipleChoiceTask
 from llmfoundry_gauntlet.tasks.schema import SchemaTask
 
 __all__ = ['Task', 'task_types']
 
-OWN: tuple[type[Task], ...] = (LanguageModelingTask, MultipleChoiceTask, SchemaTask, GenerationTask, CodeTask)
+OWN: tuple[type[Task], ...] = (
+    LanguageModelingTask,
+    MultipleChoiceTask,
+    SchemaTask,
+    GenerationTask,
+    CodeTask,
+    LmEvalTask,
+)
 
 
 @cache

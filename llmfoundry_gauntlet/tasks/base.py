@@ -25,6 +25,7 @@ from llmfoundry_gauntlet.types import (
     ItemResult,
     Prompt,
     Reasoning,
+    Request,
     Sampling,
     Score,
     StopRule,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from llmfoundry_gauntlet.config.settings import EvaluationSettings
     from llmfoundry_gauntlet.scoring.code.sandbox import Sandbox
     from llmfoundry_gauntlet.scoring.mathematics import Comparer
+    from llmfoundry_gauntlet.tasks.encode import Encoder
+    from llmfoundry_gauntlet.tasks.truncate import EncodedItem
 
 TRANSFORMERS_TOP_K = 50  # its default for sampling
 TRUNCATED_SHARE = 'TruncatedShare'
@@ -57,6 +60,7 @@ class Task(TaskSpec):
     compares_answers: ClassVar[bool] = False  # generations hold answers that are compared mathematically
     is_verbatim: ClassVar[bool] = False  # white space in generations is significant
     asks_variants: ClassVar[bool] = False  # each question in several ways, as SCORE does; subsets are of questions
+    builds_requests: ClassVar[bool] = False  # by itself, with shots and token ids
 
     # The parts that a type defines: its metrics, how rows are read, how prompts look and how outputs are scored.
 
@@ -176,7 +180,38 @@ class Task(TaskSpec):
         """Return the perturbations that were wanted but do not apply, with the reason."""
         return {}
 
+    # For types that build their requests by themselves: what `ask` and `shot` return is of no effect.
+
+    def texts_of_requests(self, examples: Sequence[Example], encoder: Encoder) -> Iterable[Any]:
+        """Yield for each example all that its request is made of, by which cached token ids are found again."""
+        raise NotImplementedError
+
+    def encoded_items(self, examples: Sequence[Example], encoder: Encoder, *, max_seq_len: int) -> list[EncodedItem]:
+        """Return the token ids of each of these examples. Raise DataError, ConfigError or ModelError."""
+        raise NotImplementedError
+
+    def request(self, example: Example, encoded: EncodedItem, encoder: Encoder, *, max_seq_len: int) -> Request:
+        """Return the request of an example from its token ids."""
+        raise NotImplementedError
+
     # For all types.
+
+    def choices(self, content: Any) -> tuple[str, ...]:
+        """Return the texts of the choices of a row, of which records hold the lengths; none if the model generates."""
+        return () if self.generates else self.ask(content, False).continuations
+
+    def num_samples_of(self, content: Any) -> int:
+        """Return the number of generations for the prompt of a row."""
+        return self.num_samples
+
+    def completed(self, results: Sequence[ItemResult], contents: Sequence[Any]) -> Sequence[ItemResult]:
+        """Return the results of all items, once all are known, with what depends on several generations of a row."""
+        return results
+
+    @property
+    def has_share(self) -> bool:
+        """Return whether the first metric is a share, the higher the better, as composites need it."""
+        return True
 
     @property
     def dataset_name(self) -> str:

@@ -111,6 +111,10 @@ class Preparation:
 
     def encoded(self, asked: Sequence[Example] | None = None) -> list[tuple[Example, EncodedItem]]:
         """Return these examples (default: all) with their token ids, in row order."""
+        if self.task.builds_requests:
+            examples = asked or self.examples
+            items = self.task.encoded_items(examples, self.encoder, max_seq_len=self.max_seq_len)
+            return list(zip(examples, items, strict=True))
         pairs = self.task.examples_with_shots(self.examples, asked or self.examples)
         encoded: list[tuple[Example, EncodedItem]] = []
         num_tokens: dict[str, int] = {}
@@ -173,13 +177,19 @@ class Preparation:
     def item(self, example: Example, encoded: EncodedItem) -> Item:
         """Return the item of an example."""
         task = self.task
-        request = self.generate_request(example, encoded) if task.generates else self.score_request(example, encoded)
+        request: Request
+        if task.builds_requests:
+            request = task.request(example, encoded, self.encoder, max_seq_len=self.max_seq_len)
+        elif task.generates:
+            request = self.generate_request(example, encoded)
+        else:
+            request = self.score_request(example, encoded)
         item = Item(
             example=example,
             prompt_sha256=encoded.prompt_sha256,
             num_shots=encoded.num_shots,
             request=request,
-            choices=() if task.generates else task.ask(example.content, False).continuations,
+            choices=task.choices(example.content),
         )
         if encoded.gold is None or not isinstance(request, GenerateRequest):
             return item
@@ -238,7 +248,7 @@ def untokenized_items(
     stops = task.stops([example.content for example in examples])
     for example, shots in task.examples_with_shots(examples, asked):
         prompt = task.prompt(example, shots)
-        for sample in range(task.num_samples):
+        for sample in range(task.num_samples_of(example.content)):
             key = task.item_key(example, sample)
             item = Item(
                 example=example,

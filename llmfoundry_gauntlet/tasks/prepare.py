@@ -135,11 +135,16 @@ def digest_of_texts(preparation: Preparation) -> tuple[str, bool]:
     hold: as a shot and as a question, first or not.
     """
     task = preparation.task
+    digest = hashlib.sha256()
+    if task.builds_requests:
+        for texts in task.texts_of_requests(preparation.examples, preparation.encoder):
+            digest.update(repr(texts).encode('utf-8', 'surrogatepass'))
+        return digest.hexdigest(), task.apply_chat_template
+
     has_shots = task.num_fewshot != (0,)
     # A question has shots before it or, if they are dropped, nothing but the instruction.
     first_without_shots = not task.prompt_string
     firsts = sorted({False, first_without_shots}) if has_shots else [first_without_shots]
-    digest = hashlib.sha256()
     is_in_chat = task.apply_chat_template
     for example in preparation.examples:
         content = example.content
