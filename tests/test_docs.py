@@ -340,7 +340,7 @@ def test_names_on_the_path_of_an_item_and_of_the_page_on_speed_exist():
 
 def test_the_path_of_an_item_has_every_package():
     rows = [line for line in path_of_an_item().splitlines() if line.startswith('| `')]
-    packages_named = set(re.findall(r'`([a-z]+)`', ''.join(rows)))
+    packages_named = set(re.findall(r'`([a-z_]+)`', ''.join(rows)))
 
     packages = {path.stem for path in PACKAGE.iterdir() if path.suffix == '.py' or (path / '__init__.py').is_file()}
     assert packages_named == packages - {'__init__', '__main__'}
