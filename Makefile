@@ -104,7 +104,8 @@ bench: $(or $(ENVIRONMENT_OF_BENCH_$(PART)),$(READY) $(REFERENCE_READY))
 	$(dir $<)bin/python scripts/bench/$(if $(filter programs,$(PART)),programs.py,run.py $(PART)) $(if $(QUICK),--quick)
 
 gpu:
-	$(PYTHON_GPU) scripts/gpu.py $(if $(QUICK),--quick) $(if $(PART),--part $(PART)) $(if $(WHEELS),--wheels $(WHEELS))
+	$(PYTHON_GPU) scripts/gpu.py $(if $(QUICK),--quick) $(if $(PART),--part $(PART)) \
+		$(if $(WHEELS),--wheels $(WHEELS)) $(if $(DATA_ROOT),--data-root $(DATA_ROOT))
 
 real: $(READY)
 	$(BIN)/python scripts/real_weights/real.py $(if $(PART),--part $(PART)) $(if $(AGAIN),--again)

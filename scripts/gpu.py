@@ -1,18 +1,23 @@
 """Check this package on one GPU, part by part. Every figure has its limit beside it.
 
-    make gpu [QUICK=1] [PART=layouts] [WHEELS=folder] [PYTHON_GPU=python3]
-    python3 scripts/gpu.py [--quick] [--part layouts] [--wheels folder] [--data-root folder] [--device cpu]
+    make gpu [QUICK=1] [PART="numbers fsdp"] [WHEELS=folder] [DATA_ROOT=folder] [PYTHON_GPU=python3]
+    python3 scripts/gpu.py [--quick] [--part numbers fsdp] [--wheels folder] [--data-root folder] [--device cpu]
 
 It runs with the Python that has torch: without a network, without Composer, and without an environment of its own. The
 package comes from this folder, and what that Python lacks from a folder of wheels (--wheels). A run takes at most ten
 minutes for each part, with --quick five in all. Without a GPU there is nothing to check, which is no failure; with
 `--device cpu` the parts run on a CPU with tiny shapes.
 
+numbers     families of transformers in bf16, fp16 and fp32 against float64 on a CPU: scores and generations; with
+            --data-root also recorded items of llm-foundry
 layouts     the token stream through torch's variable-length attention against padded rows: forks, windows, caps, sinks,
             latent attention; kernels per layer, and waits of the host per batch
+fsdp        a model under FSDP2 in a plain loop: evaluations in bf16 leave weights, optimizer and all else bitwise
+gauntlet    the whole Gauntlet on its sample data, and with --data-root on the published files
 
 The results are in one file, written after every row. `--markdown` prints its tables, as docs/speed.md has them.
-Exit status: 0 all within limits, 1 a limit is missed, 2 the run cannot start, 3 a part or row ended with an error.
+Exit status: 0 all within limits, 1 a limit is missed or a part was stopped, 2 the run cannot start, 3 an error in a
+part or row.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 # The package, the parts, and the networks and requests of the tests.
-for folder in (ROOT / 'tests', ROOT / 'scripts', ROOT):
+for folder in (ROOT / 'tests' / 'integration', ROOT / 'tests', ROOT / 'scripts', ROOT):
     sys.path.insert(0, str(folder))
 
 if missing := [module for module in ('torch', 'transformers') if find_spec(module) is None]:
@@ -36,13 +41,13 @@ if missing := [module for module in ('torch', 'transformers') if find_spec(modul
 import torch
 from gpu_check.machine import machine
 from gpu_check.options import CPU, CUDA, Options
-from gpu_check.results import ERROR, FAILED, Results, Rows
+from gpu_check.results import ERROR, FAILED, STOPPED, Results, Rows
 from gpu_check.tables import markdown
 from gpu_check.wheels import MissingWheelsError, use_wheels
 
 # The parts in their order, with their seconds on a GPU in a quick run. In a full one each has as many as it needs, at
 # most the ten minutes of one command on most queues.
-QUICK_SECONDS = {'layouts': 40}
+QUICK_SECONDS = {'numbers': 45, 'layouts': 40, 'fsdp': 20, 'gauntlet': 35}
 MOST_SECONDS = 600
 OUT = Path('runs/gpu/results.json')
 STATUS_OF_MISS = 1
@@ -102,7 +107,7 @@ def main() -> int:
     print(f'{", ".join(f"{name} {status}" for name, status in status_by_part.items())}; figures in {given.out}')
     if ERROR in status_by_part.values():
         return STATUS_OF_ERROR
-    return STATUS_OF_MISS if FAILED in status_by_part.values() else 0
+    return STATUS_OF_MISS if {FAILED, STOPPED} & {*status_by_part.values()} else 0
 
 
 if __name__ == '__main__':

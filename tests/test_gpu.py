@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 import zipfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paths import ROOT
+from paths import ROOT, SHARED_DATA
 
 sys.path.insert(0, str(ROOT / 'scripts'))
 
@@ -126,7 +128,9 @@ def test_a_part_whose_time_is_over_keeps_its_rows(tmp_path):
         with rows.row('first') as row:
             row.note(layers=1)
         with rows.row('endless'):
-            signal.raise_signal(signal.SIGALRM)
+            # As code that is measured may do.
+            with suppress(Exception):
+                signal.raise_signal(signal.SIGALRM)
             raise AssertionError('the alarm stops the part')
 
     content = run_part(tmp_path, part, most_seconds=1000)
@@ -217,11 +221,61 @@ def test_without_a_gpu_all_is_skipped_with_a_reason():
 
 @pytest.mark.slow
 def test_parts_run_on_a_cpu_without_composer(tmp_path):
+    """Tiny shapes of every part; what needs a GPU is as close to it here as the stand-in."""
     path = tmp_path / 'results.json'
+    parts = ['numbers', 'layouts', 'fsdp', 'gauntlet']
 
-    run_script('--device', 'cpu', '--quick', '--part', 'layouts', '--out', path)
+    run_script('--device', 'cpu', '--quick', '--part', *parts, '--out', path)
 
     content = json.loads(path.read_text())
-    assert {name: part['status'] for name, part in content.items()} == {'layouts': 'passed'}
+    assert {name: part['status'] for name, part in content.items()} == dict.fromkeys(parts, 'passed')
+    rows = {row['name']: row for part in content.values() for row in part['rows']}
+    assert {row['status'] for row in rows.values()} == {'passed', 'skipped'}
+    for name in ('llama, bf16', 'llama, fp32', 'llama, fp16'):
+        assert rows[name]['figures']['scoring'] == 'stream'
+        assert rows[name]['figures']['generation'] == 'prompt_stream'
+    assert rows['fully_shard, bf16']['figures']['weights as without evaluations'] is True
+    assert rows['sample data']['figures']['tasks'] == 57
+    assert 0 < rows['kernels of llama, bf16']['figures']['kernels per layer'] <= 80
+
     tables = run_script('--out', path, '--markdown').stdout
-    assert '| layouts, quick |' in tables
+    for name in parts:
+        assert f'| {name}, quick |' in tables
+
+
+@pytest.fixture
+def recorded_rows(real_data, tmp_path):
+    """Return a function that compares the recorded items on a CPU, and returns the rows by name."""
+    from gpu_check import recorded
+    from gpu_check.options import Options
+
+    options = Options(device='cpu', quick=True, data_root=SHARED_DATA / 'local_data', folder=tmp_path)
+
+    def compare() -> dict[str, Any]:
+        content = run_part(tmp_path, partial(recorded.run, options))
+        return {row['name']: row for row in content['rows']}
+
+    return compare
+
+
+@pytest.mark.slow
+def test_recorded_items_are_compared_in_both_precisions(recorded_rows):
+    rows = recorded_rows()
+
+    assert len(rows) == 8
+    assert {row['status'] for row in rows.values()} == {'passed'}
+    assert rows['recorded scores of rotary_bos, fp32']['figures']['items'] == 60
+
+
+@pytest.mark.slow
+def test_recorded_items_beyond_a_limit_fail(recorded_rows, monkeypatch):
+    from gpu_check import recorded
+
+    monkeypatch.setattr(recorded, 'MOST_OFF', {'fp32': 0, 'bf16': 0})
+    monkeypatch.setattr(recorded, 'LEAD', {'fp32': 1e-3, 'bf16': 0})
+
+    rows = recorded_rows()
+
+    assert rows['recorded scores of rotary_bos, fp32']['missed'] == ['nats per token off']
+    assert rows['recorded generations of rotary_bos, fp32']['status'] == 'passed'
+    assert rows['recorded generations of rotary_bos, bf16']['missed'] == ['other texts in spite of a lead']

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import networks
@@ -25,11 +25,13 @@ def on_device(model: Any, dtype: str, device: torch.device) -> CausalLanguageMod
     return CausalLanguageModel(model.to(device, DTYPES[dtype]), device=device)
 
 
-def exactly(model: Any) -> AbstractContextManager[None]:
-    """Return the context in which a model on a CPU computes in float64; afterwards its experts run one by one."""
+@contextmanager
+def exactly(model: Any) -> Iterator[Any]:
+    """Yield a model on a CPU that computes in float64; afterwards its experts run one by one."""
     if hasattr(model, 'set_experts_implementation'):  # of transformers 5, whose grouped kernel takes no float64
         model.set_experts_implementation('eager')
-    return in_float64(CausalLanguageModel(model, device=networks.CPU))
+    with in_float64(CausalLanguageModel(model, device=networks.CPU)):
+        yield model
 
 
 @torch.no_grad()

@@ -57,7 +57,8 @@ class Size:
 
 
 TINY = Size(unit=16, hidden_size=32, head_width=8)
-REAL = Size(unit=256, hidden_size=512, head_width=64)
+WIDE = Size(unit=128, hidden_size=512, head_width=64)
+WIDE_AND_LONG = Size(unit=256, hidden_size=1024, head_width=128)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,9 @@ HYBRIDS = ('lfm2', 'qwen3_5_text', 'falcon_h1')
 
 def run(options: Options, rows: Rows) -> None:
     """Compare layouts, then count."""
-    size = TINY if options.is_cpu else REAL
+    size = WIDE if options.quick else WIDE_AND_LONG
+    if options.is_cpu:
+        size = TINY
     for kind in KINDS:
         compare_stream(kind, size, options, rows)
     for name in HYBRIDS[: 1 if options.quick else None]:
