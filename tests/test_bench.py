@@ -3,7 +3,6 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -144,21 +143,20 @@ def test_variants_run_one_by_one_give_the_same_choices_for_more_tokens(tmp_path:
     assert share_of_tokens_run < 1
 
 
-def scored_request(row: int, context: list[int], *continuations: list[int]) -> SimpleNamespace:
-    """Return what stands for an item: its request."""
+def scored_request(row: int, context: list[int], *continuations: list[int]) -> ScoreRequest:
     contexts = (np.array(context),) * len(continuations)
     ids = tuple(map(np.array, continuations))
-    return SimpleNamespace(request=ScoreRequest(key=ItemKey('task', row), contexts=contexts, continuations=ids))
+    return ScoreRequest(key=ItemKey('task', row), contexts=contexts, continuations=ids)
 
 
 def test_whole_rows_share_nothing_but_letters_of_an_item_are_one_row():
-    items = {
+    requests = [
         # Rows of 3 + 1 and 3 + 2 tokens, as the last token of a choice is never an input.
-        0: scored_request(0, [1, 2, 3], [4, 5], [6, 7, 8]),
+        scored_request(0, [1, 2, 3], [4, 5], [6, 7, 8]),
         # One row of 2 tokens, read once for both letters.
-        1: scored_request(1, [1, 2], [4], [5]),
-    }
-    shape = ours.unshared_shape(SimpleNamespace(items=items, tokens_per_batch=64))
+        scored_request(1, [1, 2], [4], [5]),
+    ]
+    shape = ours.unshared_shape(requests, tokens_per_batch=64)
 
     assert shape == {'num_tokens': 11, 'mean_length': pytest.approx(11 / 3), 'num_reads': 6, 'tokens_per_batch': 64}
 
