@@ -18,7 +18,7 @@ from llmfoundry_gauntlet.data.readers import locate
 from llmfoundry_gauntlet.data.score_rows import FILES
 from llmfoundry_gauntlet.types import Example
 
-TASKS_YAML = 'yamls/tasks/gauntlet_v0.1.yaml'
+TASKS_YAML = str(Path(__file__).parents[2] / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml')
 VOCABULARIES = (8_000, 50_000)
 OF_FAMILIES = VOCABULARIES[1:]  # the families' own vocabularies have 32,000 (llama) to 256,000 entries (bloom, gemma2)
 SHOT_ROWS = 2000  # rows to draw shots from: from a few they repeat, and prompts share prefixes
