@@ -105,8 +105,6 @@ def token_limits(task: Task, examples: Sequence[Example], encoder: Encoder | Non
 
     if not task.generates:
         return {}
-    if task.builds_requests:
-        return {example.category: task.max_new_tokens_of(example.content) for example in examples}
     return {
         category: num_new_tokens(task, partial(longest, members)) for category, members in by_category(examples).items()
     }
@@ -217,17 +215,18 @@ def score_all(
     results = scoring.finished()
     tasks = scoring.data.tasks
     results_by_task: dict[str, list[ItemResult]] = {key: [] for key in tasks}
+    contents: dict[str, list[Any]] = {key: [] for key in tasks}
     for key, item in scoring.items.items():
         result = results.get(key) or result_of(item, None, Score.unscored(MISSING))
         results_by_task[key.task].append(result)
+        contents[key.task].append(item.example.content)
+    completed = {key: tasks[key].completed(of_task, contents[key]) for key, of_task in results_by_task.items()}
 
     # Programs run beside other answers, so only the time of all is known; it is shared out by items.
     seconds = time.perf_counter() - started
     num_items = len(scoring.items)
     seconds_by_task = {key: seconds * len(of_task) / num_items for key, of_task in results_by_task.items()}
-    return summarize(
-        scoring.data, tasks, results_by_task, seconds_by_task, comparer=comparer, allow_missing=allow_missing
-    )
+    return summarize(scoring.data, tasks, completed, seconds_by_task, comparer=comparer, allow_missing=allow_missing)
 
 
 class AnswerScoring:
