@@ -10,7 +10,9 @@ import hashlib
 import inspect
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -311,13 +313,20 @@ def average(
     if absent or not asked:
         reasons = dict.fromkeys(str(reason) for reason in absent.values())
         return Measure(value=None, reason=f'{listed(absent) or name}: {"; ".join(reasons) or "no task was asked"}')
+    measures = [score.metrics[name] for score in asked.values()]
     if not weight_by_size:
         of_tasks = [result for result in results if result.category in asked]
-        return mean_over(asked, Metric(name, partial(numbers, name)), of_tasks)
-    sizes: dict[str, int] = {}
-    for result in scored_once(results):
-        if result.category in asked:
-            sizes[result.category] = sizes.get(result.category, 0) + 1
-    num_items = sum(sizes.values())
-    measures = [score.metrics[name] for score in asked.values()]
-    return weighted_sum(measures, [sizes[task] / num_items for task in asked])
+        mean = mean_over(asked, Metric(name, partial(numbers, name)), of_tasks)
+        return replace(mean, value=lm_eval_mean(measures, [1] * len(measures)))
+    size_of_task = Counter(result.category for result in scored_once(results))
+    sizes = [size_of_task[task] for task in asked]
+    weighted = weighted_sum(measures, [size / sum(sizes) for size in sizes])
+    return replace(weighted, value=lm_eval_mean(measures, sizes))
+
+
+def lm_eval_mean(measures: Sequence[Measure], sizes: Sequence[int]) -> float:
+    """Return the mean of a group in the order in which lm-eval rounds it, so that its last digit is the same too."""
+    products = [
+        measure.value * size for measure, size in zip(measures, sizes, strict=True) if measure.value is not None
+    ]
+    return sum(products) / sum(sizes)
