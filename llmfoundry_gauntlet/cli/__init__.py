@@ -15,6 +15,7 @@ import typer
 from llmfoundry_gauntlet.cli.data import data_commands
 from llmfoundry_gauntlet.cli.explain import explain
 from llmfoundry_gauntlet.cli.inspect import ls, validate
+from llmfoundry_gauntlet.cli.lm_eval import ALL_TO_LM_EVAL, is_of_lm_eval, lm_eval
 from llmfoundry_gauntlet.cli.options import BROKEN, MISTAKE, CliCommand, CliGroup
 from llmfoundry_gauntlet.cli.report import compare, gate, report, show
 from llmfoundry_gauntlet.cli.run import eval_file, export, run
@@ -36,10 +37,11 @@ app = typer.Typer(
 # The commands by purpose, which are the headings of `gauntlet --help`.
 PURPOSES: dict[str, dict[str, Callable[..., None]]] = {
     'Tasks and data': {'ls': ls, 'explain': explain, 'validate': validate},
-    'Evaluate': {'run': run, 'watch': watch, 'eval': eval_file, 'export': export},
+    'Evaluate': {'run': run, 'watch': watch, 'eval': eval_file, 'export': export, 'lm-eval': lm_eval},
     'Read scores': {'show': show, 'compare': compare, 'gate': gate, 'report': report},
 }
 GROUPS = {'Tasks and data': {'data': data_commands}}
+CONTEXTS = {'lm-eval': ALL_TO_LM_EVAL}
 
 BEGINNING = """\
 The Mosaic Eval Gauntlet and SCORE. Getting started:
@@ -84,7 +86,7 @@ def commands_by_purpose() -> str:
 
 for purpose, commands in PURPOSES.items():
     for name, command in commands.items():
-        app.command(name, cls=CliCommand, rich_help_panel=purpose)(command)
+        app.command(name, cls=CliCommand, rich_help_panel=purpose, context_settings=CONTEXTS.get(name))(command)
     for name, group in GROUPS.get(purpose, {}).items():
         app.add_typer(group, name=name, rich_help_panel=purpose)
 
@@ -115,7 +117,7 @@ def exit_without_traceback(
         raise SystemExit(MISTAKE)
     if kind is not None and not issubclass(kind, (SystemExit, KeyboardInterrupt)):
         text = ' '.join(f'{kind.__name__}: {error}'.split())
-        plugin = plugin_of(traceback)
+        plugin = 'lm-eval' if is_of_lm_eval(traceback) else plugin_of(traceback)
         where = 'internal error' if plugin is None else f'{plugin} failed'
         if is_first_to_say(text):
             print(f'error: {where}: {text}; rerun with --traceback to see where', file=sys.stderr)
