@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from llmfoundry_gauntlet.errors import DataError, listed
 from llmfoundry_gauntlet.types import GenerateRequest, Ids, ItemKey, Sampling, ScoreOutput, ScoreRequest, StopRule
 
@@ -74,6 +72,8 @@ def score_request(key: ItemKey, pairs: Sequence[EncodedPair], *, max_length: int
 
     Equal contexts are one array, so that their tokens run once. Raise DataError for a pair that lm-eval refuses.
     """
+    import numpy as np
+
     array_of: dict[tuple[int, ...], Ids] = {}
     contexts: list[Ids] = []
     continuations: list[Ids] = []
@@ -200,6 +200,8 @@ def generate_request(
     `num_tokens_of` returns the number of tokens of a text without special tokens around it. Raise DataError if the
     model can run no more tokens than are to be generated.
     """
+    import numpy as np
+
     most_tokens = max_length - settings.max_new_tokens
     if most_tokens <= 0:
         raise DataError(
