@@ -35,6 +35,7 @@ help:
 	@echo '                PART=generation generation tasks, PART=programs code tasks,'
 	@echo '                PART=families nine model families, PART=mpt that of llm-foundry,'
 	@echo '                PART=hybrids hybrids and other models of today, with the newest libraries,'
+	@echo '                PART=lm-eval its own tasks with its backend and with ours (STACK=newest too),'
 	@echo '                PART=score the variants of SCORE in one evaluation and alone, and against lm-eval'
 	@echo 'make gpu        check one GPU, at most ten minutes for each part, QUICK=1 in five minutes for all; PART="..."'
 	@echo '                with the Python that has torch, PYTHON_GPU=python3, and WHEELS=folder of what it lacks'
@@ -97,8 +98,9 @@ reference: $(REFERENCE_READY)
 composer-newest: pyproject.toml requirements/overrides.txt
 	$(call install,.venv-composer-newest,--overrides requirements/overrides.txt -e '.[composer]',,$(PYTHON_NEWEST))
 
-# Code tasks need no other evaluation; hybrids need the newest libraries.
+# Code tasks need no other evaluation, and lm-eval's tasks none but lm-eval; hybrids need the newest libraries.
 ENVIRONMENT_OF_BENCH_programs := $(READY)
+ENVIRONMENT_OF_BENCH_lm-eval := $(READY)
 ENVIRONMENT_OF_BENCH_hybrids := .venv-newest/.ready
 bench: $(or $(ENVIRONMENT_OF_BENCH_$(PART)),$(READY) $(REFERENCE_READY))
 	$(dir $<)bin/python scripts/bench/$(if $(filter programs,$(PART)),programs.py,run.py $(PART)) $(if $(QUICK),--quick)

@@ -2,6 +2,7 @@
 
     make gpu [QUICK=1] [PART="numbers fsdp"] [WHEELS=folder] [DATA_ROOT=folder] [PYTHON_GPU=python3]
     python3 scripts/gpu.py [--quick] [--part numbers fsdp] [--wheels folder] [--data-root folder] [--device cpu]
+                           [--vllm-python python3]
 
 It runs with the Python that has torch: without a network, without Composer, and without an environment of its own. The
 package comes from this folder, and what that Python lacks from a folder of wheels (--wheels). A run takes at most ten
@@ -12,7 +13,11 @@ numbers     families of transformers in bf16, fp16 and fp32 against float64 on a
             --data-root also recorded items of llm-foundry
 layouts     the token stream through torch's variable-length attention against padded rows: forks, windows, caps, sinks,
             latent attention; kernels per layer, and waits of the host per batch
+speed       scoring by models of 125M, 1B and 7B and a hybrid of 1B parameters, with random weights in bf16: ours, a
+            bare flash-attention forward, lm-eval and vLLM where they are installed; and where the time goes
+memory      `tokens_per_batch: auto` fits into the memory; a device that runs out of it gives the same numbers
 fsdp        a model under FSDP2 in a plain loop: evaluations in bf16 leave weights, optimizer and all else bitwise
+generation  ours against transformers' `generate` and vLLM; a step with 1, 3, 5 and 9 tokens a slot
 gauntlet    the whole Gauntlet on its sample data, and with --data-root on the published files
 
 The results are in one file, written after every row. `--markdown` prints its tables, as docs/speed.md has them.
@@ -30,8 +35,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# The package, the parts, and the networks and requests of the tests.
-for folder in (ROOT / 'tests' / 'integration', ROOT / 'tests', ROOT / 'scripts', ROOT):
+# The package, the parts, contenders of the benchmark, and the networks and requests of the tests.
+for folder in (ROOT / 'tests' / 'integration', ROOT / 'tests', ROOT / 'scripts' / 'bench', ROOT / 'scripts', ROOT):
     sys.path.insert(0, str(folder))
 
 if missing := [module for module in ('torch', 'transformers') if find_spec(module) is None]:
@@ -47,7 +52,15 @@ from gpu_check.wheels import MissingWheelsError, use_wheels
 
 # The parts in their order, with their seconds on a GPU in a quick run. In a full one each has as many as it needs, at
 # most the ten minutes of one command on most queues.
-QUICK_SECONDS = {'numbers': 45, 'layouts': 40, 'fsdp': 20, 'gauntlet': 35}
+QUICK_SECONDS = {
+    'numbers': 45,
+    'layouts': 40,
+    'speed': 80,
+    'memory': 30,
+    'fsdp': 20,
+    'generation': 50,
+    'gauntlet': 35,
+}
 MOST_SECONDS = 600
 OUT = Path('runs/gpu/results.json')
 STATUS_OF_MISS = 1
@@ -64,6 +77,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument('--wheels', type=Path, help='a folder of wheels of the packages that this Python lacks')
     parser.add_argument('--data-root', type=Path, help='the published files, which `gauntlet data fetch` gets')
     parser.add_argument('--out', type=Path, default=OUT, help=f'the file of results, {OUT}')
+    parser.add_argument('--vllm-python', default=sys.executable, help='the Python that has vLLM, if it is another one')
     parser.add_argument('--commit', help='the commit of these files, where there is no git')
     parser.add_argument('--markdown', action='store_true', help='print the tables of the file of results, and end')
     return parser.parse_args()
@@ -91,7 +105,11 @@ def main() -> int:
         return STATUS_OF_MISTAKE
 
     options = Options(
-        device=given.device, quick=given.quick, data_root=given.data_root, folder=given.out.parent.absolute()
+        device=given.device,
+        quick=given.quick,
+        data_root=given.data_root,
+        folder=given.out.parent.absolute(),
+        vllm_python=given.vllm_python,
     )
     about = {'quick': options.quick, 'machine': machine(options, given.commit)}
     print(', '.join(f'{name} {value}' for name, value in about['machine'].items()), flush=True)

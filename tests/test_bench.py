@@ -3,7 +3,6 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,8 @@ sys.path.insert(0, str(ROOT / 'scripts' / 'bench'))
 import ours
 import parts
 from bare_forward import BareForward, bare_batches
+from lm_eval_definitions import DEFINITIONS
+from lm_eval_tasks import GauntletBackend, HFBackend
 from materials import HYBRIDS, MORE_RULES, RECIPES
 from parts import LIKELIHOOD_ROWS, PARTS, SCORE_ROWS, ZERO_SHOT, Place
 from table import RowResult, group_means, groups_table, rows_table
@@ -92,6 +93,17 @@ def test_the_table_has_the_largest_difference_of_a_log_probability_and_all_notes
     assert first_row.endswith('tokens run 0.5; no_cache from 2 tokens')
 
 
+def test_the_table_has_the_largest_relative_difference_of_a_metric():
+    rounds = {
+        'ours': measured(2, 1.0, metrics={'acc': 0.5, 'perplexity': 8.0}),
+        'lm_eval': measured(2, 1.0, metrics={'acc': 0.5, 'perplexity': 10.0}, batch_size=8),
+    }
+    of_row = RowResult(row=ZERO_SHOT_ROWS[0], vocabulary=8000, rounds=rounds)
+
+    assert of_row.as_json()['largest_metric_difference'] == 0.25
+    assert rows_table([of_row]).splitlines()[2].split()[-1] == '0.2'  # 0.25 with one digit
+
+
 def test_a_missed_target_is_shown_beside_the_mean(results: list[RowResult]):
     assert '2.00 (<= 1.1) MISSED' in groups_table(LIKELIHOOD, results)
 
@@ -144,21 +156,20 @@ def test_variants_run_one_by_one_give_the_same_choices_for_more_tokens(tmp_path:
     assert share_of_tokens_run < 1
 
 
-def scored_request(row: int, context: list[int], *continuations: list[int]) -> SimpleNamespace:
-    """Return what stands for an item: its request."""
+def scored_request(row: int, context: list[int], *continuations: list[int]) -> ScoreRequest:
     contexts = (np.array(context),) * len(continuations)
     ids = tuple(map(np.array, continuations))
-    return SimpleNamespace(request=ScoreRequest(key=ItemKey('task', row), contexts=contexts, continuations=ids))
+    return ScoreRequest(key=ItemKey('task', row), contexts=contexts, continuations=ids)
 
 
 def test_whole_rows_share_nothing_but_letters_of_an_item_are_one_row():
-    items = {
+    requests = [
         # Rows of 3 + 1 and 3 + 2 tokens, as the last token of a choice is never an input.
-        0: scored_request(0, [1, 2, 3], [4, 5], [6, 7, 8]),
+        scored_request(0, [1, 2, 3], [4, 5], [6, 7, 8]),
         # One row of 2 tokens, read once for both letters.
-        1: scored_request(1, [1, 2], [4], [5]),
-    }
-    shape = ours.unshared_shape(SimpleNamespace(items=items, tokens_per_batch=64))
+        scored_request(1, [1, 2], [4], [5]),
+    ]
+    shape = ours.unshared_shape(requests, tokens_per_batch=64)
 
     assert shape == {'num_tokens': 11, 'mean_length': pytest.approx(11 / 3), 'num_reads': 6, 'tokens_per_batch': 64}
 
@@ -224,6 +235,36 @@ def test_generate_has_the_texts_of_ours(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(set(answer['predictions'])) > 1
     assert uncached.generation_layout == 'no_cache'
     assert of_uncached['notes'] == {'no_cache': 'from 2 tokens'}
+
+
+@pytest.fixture(scope='module')
+def backends() -> list[HFBackend]:
+    """Return lm-eval with our backend and with its own, each with a tiny model."""
+    loaded = [GauntletBackend(), HFBackend()]
+    for backend in loaded:
+        backend.load(str(MODEL))
+    return loaded
+
+
+@pytest.mark.parametrize('label', DEFINITIONS)
+def test_a_task_of_lm_eval_has_the_same_answers_in_both_backends(
+    label: str, backends: list[HFBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Mutations: give the log-probability of the first choice to all; sum a text's windows but the last."""
+    monkeypatch.chdir(ROOT)
+    row = next(row for row in PARTS['lm-eval'].rows if row.label == label)
+    if label == 'gsm8k':
+        row = replace(row, num_shots=1, max_new_tokens=8)
+    job = row.jobs(Place(ROOT / 'eval_data', tmp_path), quick=True)['ours']
+
+    ours_of_row, theirs = (backend.measure(**job) for backend in backends)
+
+    assert ours_of_row['num_items'] == len(theirs['predictions']) > 1
+    assert ours_of_row['predictions'] == theirs['predictions']
+    assert ours_of_row['metrics'] == pytest.approx(theirs['metrics'], rel=1e-5)
+    if label != 'gsm8k':
+        for of_document, same_document in zip(ours_of_row['logprobs'], theirs['logprobs'], strict=True):
+            assert of_document == pytest.approx(same_document, abs=1e-4 * len(of_document), rel=1e-6)
 
 
 @pytest.mark.parametrize('family', [family for family in (*HYBRIDS, *MORE_RULES) if family in CONFIG_MAPPING])

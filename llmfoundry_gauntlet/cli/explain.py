@@ -109,7 +109,7 @@ def explain(
     if model is not None:
         check_model(model, {})
     num_shots = len(shots)
-    if num_fewshot is not None and num_fewshot > num_shots:
+    if num_fewshot is not None and num_fewshot > num_shots and not explained.builds_requests:
         raise ConfigError(f'--num-fewshot: is {num_fewshot}; allowed: 0 to {num_shots}, the number of other rows')
     if model is None:
         show_item(explained, asked, examples)
@@ -227,7 +227,7 @@ def show_texts(parts: Iterable[tuple[str, str]]) -> None:
 def rows_of_shots(task: Task, asked: ExampleWithShots, examples: Sequence[Example]) -> str | None:
     """Return the rows of an item's shots, and those that others replace as they ask the item's own question."""
     example, shots = asked
-    if not task.has_shots or task.num_fewshot == (0,):
+    if not task.has_shots or task.num_fewshot == (0,) or task.builds_requests:
         return None
     rows = [shot.row for shot in shots]
     named = f'rows {", ".join(map(str, rows))}' if rows else 'none'
@@ -262,6 +262,8 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
 
     encoder, task = preparation.encoder, preparation.task
     example, shots = asked
+    if task.builds_requests:
+        return tokenize_own_request(example, preparation)
     (fitted,) = preparation.fitted([asked])
     item = preparation.item(example, preparation.encoded_item(example, fitted, len(shots)))
     request: Any = item.request
@@ -289,6 +291,22 @@ def tokenize(asked: ExampleWithShots, preparation: Preparation) -> TokenizedItem
         warnings=tuple(warnings),
         in_template=encoder.contexts(fitted.prompt) if in_chat else (),
         choices=encoder.texts(fitted.prompt)[1],
+    )
+
+
+def tokenize_own_request(example: Example, preparation: Preparation) -> TokenizedItem:
+    """Return an item of a type that builds its requests by itself, tokenized exactly as in an evaluation."""
+    from llmfoundry_gauntlet.tasks.encode import NO_IDS
+
+    encoder, task = preparation.encoder, preparation.task
+    ((_, encoded),) = preparation.encoded([example])
+    continuations = encoded.continuations or (NO_IDS,)
+    rows = tuple(map(partial(label_tokens, encoder.tokenizer), encoded.contexts, encoded.contexts, continuations))
+    item = preparation.item(example, encoded)
+    prompt = task.prompt(example)
+    warnings = [*fit_warnings(item.request, 0, preparation.max_seq_len), *special_warnings(encoder.tokenizer, rows)]
+    return TokenizedItem(
+        item=item, prompt=prompt, rows=rows, warnings=tuple(warnings), in_template=(), choices=prompt.continuations
     )
 
 

@@ -125,6 +125,8 @@ def load_data(settings: EvaluationSettings) -> EvaluationData:
         check_metric_keys(suite, examples)
     with collected:
         watched_scores(suite, settings.alert_on)
+    with collected:
+        check_shares(suite)
     collected.raise_all()
     subsets = subsets_of(tasks, suite.gauntlet, examples, settings)
     origins = {task.key: origin_of(files_of(task, settings.data_root)) for task in tasks}
@@ -191,6 +193,25 @@ def check_metric_keys(suite: Suite, examples: Mapping[str, Sequence[Example]]) -
         composites += [category.name for category in suite.gauntlet.categories]
         composites += suite.gauntlet.averages or ()
     check_key_names(categories, composites)
+
+
+def check_shares(suite: Suite) -> None:
+    """Raise ConfigError for each benchmark of the gauntlet whose metric is no share, the higher the better."""
+    if suite.gauntlet is None:
+        return
+    tasks = {task.key: task for task in suite.tasks}
+    problems = []
+    for category in suite.gauntlet.categories:
+        for benchmark in category.benchmarks:
+            task = tasks.get(benchmark.key)
+            if task is not None and not task.has_share:
+                first = task.metrics()[0].name
+                problems.append(
+                    f'{category.name}: {benchmark.key}: its metric {first} is no share, the higher the better, as '
+                    'composites need it; name another one with metric in its task, or leave it out of the gauntlet'
+                )
+    if problems:
+        raise ConfigError(problems)
 
 
 def digest_of_rows(examples: Sequence[Example]) -> str:

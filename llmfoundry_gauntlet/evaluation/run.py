@@ -36,7 +36,7 @@ from llmfoundry_gauntlet.metrics.alerts import Alert
 from llmfoundry_gauntlet.metrics.composites import compute_composites, compute_gold_bits
 from llmfoundry_gauntlet.metrics.consistency import PerturbationScore
 from llmfoundry_gauntlet.metrics.keys import ALERTS, metric_stream
-from llmfoundry_gauntlet.metrics.metrics import GOLD_BITS_PER_BYTE, task_score
+from llmfoundry_gauntlet.metrics.metrics import BEYOND, GOLD_BITS_PER_BYTE, task_score
 from llmfoundry_gauntlet.scoring.code.execution import submit
 from llmfoundry_gauntlet.scoring.mathematics import Comparer
 from llmfoundry_gauntlet.tasks import Task
@@ -446,11 +446,19 @@ def composites_of(data: EvaluationData, scores: Mapping[str, TaskScore]) -> Comp
     for key, score in scores.items():
         if not score.metrics:
             continue
-        accuracies[key] = of_all_items(score, score.accuracy)
+        accuracies[key] = of_all_items(score, share_of(score))
         bits[key] = of_all_items(score, score.metrics.get(GOLD_BITS_PER_BYTE, NO_GOLD_BITS_PER_BYTE))
     sizes = {key: score.num_items for key, score in scores.items()}
     composites = compute_composites(data.suite.gauntlet, accuracies, sizes, reference=data.settings.reference)
     return replace(composites, gold_bits=compute_gold_bits(data.suite.gauntlet, bits, sizes))
+
+
+def share_of(score: TaskScore) -> Measure:
+    """Return a task's accuracy for composites; absent if it is no share, as a task type's own metric may be."""
+    value = score.accuracy.value
+    if value is None or -BEYOND <= value <= 1 + BEYOND:
+        return score.accuracy
+    return Measure(value=None, reason=f'its metric is {value:g}; allowed in composites: a share, from 0 to 1')
 
 
 def of_all_items(score: TaskScore, measure: Measure) -> Measure:

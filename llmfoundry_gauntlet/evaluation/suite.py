@@ -165,7 +165,18 @@ def watched_scores(suite: Suite, names: Iterable[str]) -> tuple[str, ...]:
                 for name in unknown
             ]
         )
-    return tuple(dict.fromkeys(score for name in names for score in names_of_scores[name]))
+    watched = tuple(dict.fromkeys(score for name in names for score in names_of_scores[name]))
+    losses = [task.key for task in suite.tasks if task.key in watched and is_loss(task)]
+    if losses:
+        raise ConfigError(
+            f'alert_on: {listed(losses)}: has a metric that is better the lower it is; allowed: scores that are worse'
+        )
+    return watched
+
+
+def is_loss(task: Task) -> bool:
+    """Return whether a task's first metric is the better the lower it is."""
+    return any(metric.is_loss for metric in task.metrics()[:1])
 
 
 def with_tasks(suite: Suite, tasks: Iterable[Task]) -> Suite:

@@ -49,6 +49,8 @@ def setting_of_limit(task: Task, tokens: int) -> str:
     if 'max_new_tokens' in (task.generation_kwargs or {}):
         return 'generation_kwargs.max_new_tokens'
     default = task.default_max_new_tokens
+    if default is None and task.builds_requests:
+        return task.setting_of_default_limit
     if default is None:
         return 'the longest right answer; generation_kwargs.max_new_tokens sets another'
     if tokens < default:

@@ -194,6 +194,10 @@ class Task(TaskSpec):
         """Return the request of an example from its token ids."""
         raise NotImplementedError
 
+    def max_new_tokens_of(self, content: Any) -> int:
+        """Return the token limit of the generation of a row."""
+        raise NotImplementedError
+
     # For all types.
 
     def choices(self, content: Any) -> tuple[str, ...]:

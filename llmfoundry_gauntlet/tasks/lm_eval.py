@@ -55,6 +55,7 @@ from llmfoundry_gauntlet.types import (
     Score,
     ScoreOutput,
     ScoreRequest,
+    StopRule,
 )
 
 SCHEME = 'lm-eval://'
@@ -264,7 +265,7 @@ class LmEvalTask(Task):
                 f'{", ".join(sorted(kinds))} for a document; allowed: any number of loglikelihood, or one of another '
                 'type'
             )
-        prompt = prompt_of(instances)
+        prompt = prompt_of(instances, subtask.num_shots)
         if is_generated:
             settings = self._settings(document, lm.end_text)
             request: Any = self._generation(example, lm.context(instances[0].args[0]), settings, lm, max_seq_len)
@@ -348,7 +349,29 @@ class LmEvalTask(Task):
 
     def ask(self, content: Document, first: bool) -> Prompt:
         """Return the prompt of a document, with its shots."""
-        return prompt_of(self._latest(content.subtask)[content.doc_id])
+        return prompt_of(self._latest(content.subtask)[content.doc_id], content.subtask.num_shots)
+
+    def own_stops(self, stops: StopRule, content: Document) -> StopRule:
+        """Return the strings that end the generation of a document; what ends it here also has the tokenizer's."""
+        if content.subtask.task.OUTPUT_TYPE != GENERATE:
+            return stops
+        settings = self._settings(content, None)
+        return StopRule(strings=tuple(text for text in settings.until if text))
+
+    def max_new_tokens_of(self, content: Document) -> int:
+        """Return the token limit of the generation of a document; 0 if it is scored by likelihood."""
+        if content.subtask.task.OUTPUT_TYPE != GENERATE:
+            return 0
+        return self._settings(content, None).max_new_tokens
+
+    def reasoning(self, prompt: str = '') -> None:
+        """Return None: lm-eval knows reasoning by its end alone, which `score` looks for."""
+        return None
+
+    @property
+    def setting_of_default_limit(self) -> str:
+        """Return the key of lm-eval's YAML that sets the token limit."""
+        return "max_gen_toks in the task's generation_kwargs"
 
     def own_questions(self, examples: Sequence[Example], asked: Sequence[Example]) -> list[Example]:
         """Return none: lm-eval draws the shots."""
@@ -452,17 +475,17 @@ def document_of(example: Example) -> Document:
     return example.content
 
 
-def prompt_of(instances: Sequence[Any]) -> Prompt:
-    """Return the requests of a document as a prompt."""
+def prompt_of(instances: Sequence[Any], num_shots: int) -> Prompt:
+    """Return the requests of a document as a prompt, as it is sent: nothing is added to its texts."""
+    as_it_is: dict[str, Any] = {'num_shots': num_shots, 'chat_template': False, 'as_reference': True}
     if instances[0].request_type == ROLLING:
-        return Prompt(contexts=('',), continuations=(instances[0].args[0],), chat_template=False, as_reference=True)
+        return Prompt(contexts=('',), continuations=(instances[0].args[0],), **as_it_is)
     contexts = tuple(instance.args[0] for instance in instances)
     if len(set(contexts)) == 1:
         contexts = contexts[:1]
     if instances[0].request_type == GENERATE:
-        return Prompt(contexts=contexts, chat_template=False)
-    continuations = tuple(instance.args[1] for instance in instances)
-    return Prompt(contexts=contexts, continuations=continuations, chat_template=False, as_reference=True)
+        return Prompt(contexts=contexts, **as_it_is)
+    return Prompt(contexts=contexts, continuations=tuple(instance.args[1] for instance in instances), **as_it_is)
 
 
 def defaults() -> dict[str, Any]:

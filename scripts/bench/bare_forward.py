@@ -95,8 +95,8 @@ class BareForward:
         return {**fastest, 'predictions': [text_of[index] for index in range(len(contexts))]}
 
     @torch.no_grad()
-    def generate_batch(self, contexts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
-        """Generate for one batch; return the new tokens of each row."""
+    def generate_batch(self, contexts: list[list[int]], max_new_tokens: int, **settings: Any) -> list[list[int]]:
+        """Generate for one batch; return the new tokens of each row. `settings` are further ones of `generate`."""
         longest = max(map(len, contexts))
         ids = torch.zeros(len(contexts), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
@@ -109,6 +109,7 @@ class BareForward:
             max_new_tokens=max_new_tokens,
             do_sample=False,
             pad_token_id=self.model.config.eos_token_id,
+            **settings,
         )
         return whole_rows[:, longest:].tolist()
 

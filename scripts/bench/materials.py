@@ -113,12 +113,14 @@ MORE_RULES: dict[str, dict[str, Any]] = {
         'attention_chunk_size': 256,
     },
 }
+LLAMA_ALL_HEADS = 'llama_all_heads'  # as many heads of keys and values as of queries
 LLAMA_1B = 'llama_1b'  # for GPUs: 1.1 billion parameters with a vocabulary of 50,000
 RECIPES = (
     FAMILIES
     | HYBRIDS
     | MORE_RULES
     | {
+        LLAMA_ALL_HEADS: {'model_type': LLAMA, **GATED, 'num_key_value_heads': 8},
         LLAMA_1B: {
             'model_type': LLAMA,
             'hidden_size': 2048,
@@ -127,7 +129,7 @@ RECIPES = (
             'intermediate_size': 5632,
             'num_key_value_heads': 4,
             'max_position_embeddings': 2048,
-        }
+        },
     }
 )
 LIVELY = 3.0  # factor of the weights of all layers, with which generations do not repeat themselves

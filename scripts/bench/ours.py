@@ -30,7 +30,7 @@ from llmfoundry_gauntlet.evaluation.inputs import EvaluationData, load_inputs
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation, conclude, plan_evaluation, prepare_evaluation
 from llmfoundry_gauntlet.tasks import base
 from llmfoundry_gauntlet.tasks.encode import Encoder
-from llmfoundry_gauntlet.types import Example, ItemResult
+from llmfoundry_gauntlet.types import Example, ItemResult, ScoreRequest
 
 Ids = tuple[int, ...]
 PROBE_LENGTH = 512  # tokens; a Llama has no attention window that longer rows would show
@@ -127,7 +127,9 @@ class Ours:
         )
         generator = self.generator(tokenizer)
         generator.layout = self.generation_layout
-        outputs: list[Any] = [output for batch in forwards(planned) for output in self.language_model.run(batch)]
+        outputs: list[Any] = [
+            output for batch in forwards(planned.batches) for output in self.language_model.run(batch)
+        ]
         for continuous_batch in assign_continuous_batches(planned.continuous_batches, num_ranks=1)[0]:
             outputs += generator.generate(continuous_batch)
         (results,) = conclude(planned, planned.results(outputs), {}).results.values()
@@ -211,15 +213,19 @@ def text_pairs(settings: dict[str, Any], encoder: Encoder) -> Iterator[list[tupl
 def scored(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
     """Return the shape of the work, the sequences, and for SCORE the share of the prompts' tokens that was run."""
     plans = [one.planned for one in evaluated]
-    rows = input_rows(plans[0])
+    first = plans[0]
+    rows = input_rows(first.score_requests)
     notes = {}
     if evaluated[0].results[0].key.variant is not None:
         num_tokens = sum(len(request.contexts[0]) for planned in plans for request in planned.score_requests)
-        run = sum(map(num_model_tokens, plans)) / num_tokens
+        run = sum(num_model_tokens(planned.batches) for planned in plans) / num_tokens
         distinct = sum(count_prefixes(planned.score_requests) for planned in plans) / num_tokens
         notes = {'tokens run': f'{run:.3f} of the prompts, {distinct:.3f} are distinct'}
     return {
-        'shapes': {PLANNED: planned_shape(plans[0]), UNSHARED: unshared_shape(plans[0])},
+        'shapes': {
+            PLANNED: planned_shape(first.score_requests, first.batches, first.tokens_per_batch),
+            UNSHARED: unshared_shape(first.score_requests, first.tokens_per_batch),
+        },
         'sequences': {'count': len(rows), 'longest': max(map(len, rows))},
         'notes': notes,
     }
@@ -243,12 +249,14 @@ def generated(evaluated: Sequence[Evaluated], results: Sequence[ItemResult], wal
     }
 
 
-def forwards(planned: PlannedEvaluation) -> list[plan.Batch]:
+def forwards(batches: Sequence[plan.Batch]) -> list[plan.Batch]:
     """Return the batches in the order in which a single rank runs them, including those of cached prefixes."""
-    return assign(planned.batches, num_ranks=1)[0] if planned.batches else []
+    return assign(batches, num_ranks=1)[0] if batches else []
 
 
-def planned_shape(planned: PlannedEvaluation) -> dict[str, float]:
+def planned_shape(
+    requests: Sequence[ScoreRequest], batches: Sequence[plan.Batch], tokens_per_batch: int
+) -> dict[str, float]:
     """Return the work that a plan leaves to the model, as the arguments of a bare forward.
 
     `num_tokens` are the planned unique tokens, `mean_length` the mean over distinct input sequences, `num_reads` the
@@ -256,46 +264,45 @@ def planned_shape(planned: PlannedEvaluation) -> dict[str, float]:
     """
     reads = {
         (*context, *continuation[:count])
-        for context, continuation in scored_ids(planned)
+        for context, continuation in scored_ids(requests)
         for count in range(len(continuation))
     }
     return {
-        'num_tokens': num_model_tokens(planned),
-        'mean_length': mean(map(len, input_rows(planned))),
+        'num_tokens': num_model_tokens(batches),
+        'mean_length': mean(map(len, input_rows(requests))),
         'num_reads': len(reads),
-        'tokens_per_batch': planned.tokens_per_batch,
+        'tokens_per_batch': tokens_per_batch,
     }
 
 
-def unshared_shape(planned: PlannedEvaluation) -> dict[str, float]:
+def unshared_shape(requests: Sequence[ScoreRequest], tokens_per_batch: int) -> dict[str, float]:
     """Return the work of running every distinct row as a whole, without padding, as the arguments of a bare forward."""
-    rows = input_rows(planned)
+    rows = input_rows(requests)
     reads_by_row: dict[Ids, int] = {}
-    for context, continuation in scored_ids(planned):
+    for context, continuation in scored_ids(requests):
         row = (*context, *continuation[:-1])
         reads_by_row[row] = max(reads_by_row.get(row, 0), len(continuation))
     return {
         'num_tokens': sum(map(len, rows)),
         'mean_length': mean(map(len, rows)),
         'num_reads': sum(reads_by_row.values()),
-        'tokens_per_batch': planned.tokens_per_batch,
+        'tokens_per_batch': tokens_per_batch,
     }
 
 
-def num_model_tokens(planned: PlannedEvaluation) -> int:
+def num_model_tokens(batches: Sequence[plan.Batch]) -> int:
     """Return the number of input tokens: distinct prefixes, cached ones once, and padding in padded rows."""
-    return sum(batch.num_tokens for batch in forwards(planned))
+    return sum(batch.num_tokens for batch in forwards(batches))
 
 
-def input_rows(planned: PlannedEvaluation) -> set[Ids]:
+def input_rows(requests: Sequence[ScoreRequest]) -> set[Ids]:
     """Return the distinct sequences that the items need: a continuation's last token is never an input."""
-    return {(*context, *continuation[:-1]) for context, continuation in scored_ids(planned)}
+    return {(*context, *continuation[:-1]) for context, continuation in scored_ids(requests)}
 
 
-def scored_ids(planned: PlannedEvaluation) -> Iterator[tuple[Ids, Ids]]:
+def scored_ids(requests: Sequence[ScoreRequest]) -> Iterator[tuple[Ids, Ids]]:
     """Yield the token ids of every context with each of its continuations."""
-    for item in planned.items.values():
-        request = item.request
+    for request in requests:
         if request.unscorable is not None:
             continue
         for context, continuation in zip(request.contexts, request.continuations, strict=True):

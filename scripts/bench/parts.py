@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from materials import FAMILIES, FOUNDRY_MPT, HYBRIDS, LLAMA, MORE_RULES
+from lm_eval_definitions import FIXED, write_task
+from materials import FAMILIES, FOUNDRY_MPT, HYBRIDS, LLAMA, LLAMA_ALL_HEADS, MORE_RULES
 
 from llmfoundry_gauntlet.config.score import GENERATE, LIKELIHOOD, MMLU_PRO, OPTION_ORDER, PROMPT
 from llmfoundry_gauntlet.config.yaml import read_yaml
@@ -18,7 +19,7 @@ from llmfoundry_gauntlet.data.readers import locate
 from llmfoundry_gauntlet.data.score_rows import FILES
 from llmfoundry_gauntlet.types import Example
 
-TASKS_YAML = 'yamls/tasks/gauntlet_v0.1.yaml'
+TASKS_YAML = str(Path(__file__).parents[2] / 'yamls' / 'tasks' / 'gauntlet_v0.1.yaml')
 VOCABULARIES = (8_000, 50_000)
 OF_FAMILIES = VOCABULARIES[1:]  # the families' own vocabularies have 32,000 (llama) to 256,000 entries (bloom, gemma2)
 SHOT_ROWS = 2000  # rows to draw shots from: from a few they repeat, and prompts share prefixes
@@ -218,7 +219,48 @@ def write_questions(source: Path, num_questions: int, folder: Path) -> Path:
     return root
 
 
-Row = TaskRow | ScoreRow
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LMEvalRow:
+    """A task of lm-eval's own (`lm_eval_definitions.DEFINITIONS`) on `items` documents, in its `simple_evaluate`.
+
+    With `fixed_shots` all documents have the same shots. `max_new_tokens` replaces the limit of a generation task.
+    """
+
+    label: str
+    num_shots: int
+    group: Group
+    items: tuple[int, int]
+    fixed_shots: bool = False
+    max_new_tokens: int | None = None
+    end_scale: float | None = None
+    family: str = LLAMA
+    max_seq_len: ClassVar[int] = 2048  # of the model
+
+    @property
+    def name(self) -> str:
+        """'{label}/{n}-shot', with the family unless it is Llama."""
+        family = '' if self.family == LLAMA else f'{self.family}/'
+        fixed = ' fixed' if self.fixed_shots else ''
+        return f'{family}{self.label}/{self.num_shots}-shot{fixed}'
+
+    def jobs(self, place: Place, *, quick: bool) -> Jobs:
+        """Return the arguments of both backends, which are the same."""
+        keys: dict[str, Any] = {'num_fewshot': self.num_shots}
+        if self.num_shots:
+            keys['fewshot_config'] = FIXED if self.fixed_shots else {'sampler': 'default'}
+        if self.max_new_tokens is not None:
+            keys['generation_kwargs'] = {
+                'until': ['Question:'],
+                'max_gen_toks': self.max_new_tokens,
+                'do_sample': False,
+            }
+        folder = place.folder / 'lm_eval'
+        task = write_task(self.label, place.data_root, folder, self.items[quick], keys)
+        job = {'task': task, 'folder': str(folder / task)}
+        return {OURS: job, LM_EVAL: job}
+
+
+Row = TaskRow | ScoreRow | LMEvalRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,7 +444,52 @@ def newest_rows(family: str) -> tuple[NewestRow, ...]:
     return tuple(replace(row, family=family) for row in rows)
 
 
+def lm_eval_group(name: str, least: float) -> Group:
+    """Return a group of lm-eval's own tasks."""
+    return Group(name, {f'{LM_EVAL}/{OURS}': least})
+
+
+TWO_UNSHOT = lm_eval_group('two choices, no shots', 1.8)
+FOUR_CHOICES = lm_eval_group('four choices', 3.5)
+SAME_SHOTS = lm_eval_group('the same shots for all', 5)
+NO_SLOWER = lm_eval_group('one choice, or one forward for all', 1)
+MMLU_BY_LM_EVAL = LMEvalRow(label='mmlu_nutrition', num_shots=5, group=SAME_SHOTS, items=(24, 8), fixed_shots=True)
+ARC_BY_LM_EVAL = LMEvalRow(label='arc_easy', num_shots=5, group=FOUR_CHOICES, items=(16, 6))
+GSM8K_BY_LM_EVAL = LMEvalRow(
+    label='gsm8k',
+    num_shots=5,
+    group=lm_eval_group('generation, as many heads of keys as of queries', 1.3),
+    items=(16, 8),
+    end_scale=0.4,
+    family=LLAMA_ALL_HEADS,
+)
+LM_EVAL_ROWS = (
+    LMEvalRow(label='piqa', num_shots=0, group=TWO_UNSHOT, items=(96, 32)),
+    LMEvalRow(label='winogrande', num_shots=0, group=TWO_UNSHOT, items=(128, 48)),
+    LMEvalRow(label='arc_easy', num_shots=0, group=FOUR_CHOICES, items=(64, 24)),
+    LMEvalRow(label='hellaswag', num_shots=0, group=FOUR_CHOICES, items=(48, 16)),
+    ARC_BY_LM_EVAL,
+    replace(ARC_BY_LM_EVAL, group=SAME_SHOTS, fixed_shots=True),
+    MMLU_BY_LM_EVAL,
+    # lm-eval's cache of logits scores all choices of one token in one forward.
+    replace(MMLU_BY_LM_EVAL, num_shots=0, group=NO_SLOWER, items=(64, 24), fixed_shots=False),
+    replace(MMLU_BY_LM_EVAL, group=NO_SLOWER, items=(16, 6), fixed_shots=False),
+    LMEvalRow(label='boolq', num_shots=0, group=NO_SLOWER, items=(64, 24)),
+    LMEvalRow(label='lambada_openai', num_shots=0, group=NO_SLOWER, items=(96, 32)),
+    LMEvalRow(label='wikitext', num_shots=0, group=NO_SLOWER, items=(8, 3)),
+    GSM8K_BY_LM_EVAL,
+    replace(GSM8K_BY_LM_EVAL, group=lm_eval_group('generation, grouped queries', 2), family=LLAMA),
+    replace(GSM8K_BY_LM_EVAL, group=lm_eval_group('generation, the same shots for all', 2), fixed_shots=True),
+)
+
+
 PARTS = {
+    'lm-eval': Part(
+        rows=LM_EVAL_ROWS,
+        contenders={OURS: 'lm_eval_tasks:GauntletBackend', LM_EVAL: 'lm_eval_tasks:HFBackend'},
+        vocabularies=OF_FAMILIES,
+        in_reference=(),
+    ),
     'families': Part(
         rows=tuple(row for family in FAMILIES if family != FOUNDRY_MPT for row in family_rows(family)),
         contenders={

@@ -4,7 +4,8 @@
 
 The model is a Llama (part families: one of each of nine families; part mpt: llm-foundry's own MPT with ALiBi) of 25M
 parameters besides its embeddings, with random weights; tokenizers of 8,000 and 50,000 entries are trained on the data.
-Part hybrids has six hybrids, and models with sinks, latent attention and chunks, all of that width and depth.
+Part hybrids has six hybrids, and models with sinks, latent attention and chunks, all of that width and depth. Part
+lm-eval has lm-eval's own tasks, and a second Llama with as many heads of keys as of queries.
 Each contender has its own process, with the model in memory and one thread, and is idle while another is measured: in
 each round every contender runs the same rows with the same shots once. The table shows medians over rounds, in
 processor seconds per item; compare the ratios within one run.
@@ -16,16 +17,17 @@ llm_foundry   the Trainer's evaluation, including prompting and tokenization, at
               max_seq_len, so all cost the same and the first few items suffice
 lm_eval       tokenization and scoring or generation of ready texts, or (part score) its own SCORE tasks, at the best of
               batch sizes 8, 16, 32. The first round measures them all (a quick run until one is slower than a smaller
-              one, of part hybrids only 8), later rounds only the best
+              one, of part hybrids only 8), later rounds only the best. In part lm-eval both are its `simple_evaluate`
+              of its own tasks, with its Hugging Face backend and with ours
 bare_forward  only the model, over as many tokens as ours plans, in rows of their mean length, logits only where read.
               In part hybrids over whole rows, in which nothing is shared, and for generation transformers' `generate`
 no_cache      ours without a cache, which runs whole rows for every new token (part hybrids). Measured for a few tokens;
               the seconds are in proportion to the tokens in rows, so they leave out that attention grows faster
 
 Generation is greedy, by a copy of the model whose generations do not repeat themselves (not in the parts with other
-models than Llama). Part hybrids runs in `.venv-newest`, where lm-eval gets ready texts
-of ours; the table then has the largest difference of a choice's log-probability too. Results are in
-runs/bench/{part}.json.
+models than Llama). Part hybrids runs in `.venv-newest`, where lm-eval gets ready texts of ours; the table then has the
+largest difference of a choice's log-probability too, as in part lm-eval, which also has the largest relative difference
+of a metric. Results are in runs/bench/{part}.json.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from typing import Any
 from parts import FOUNDRY, LM_EVAL, OURS, Group, Part, Row
 from tabulate import tabulate
 
+SMALLEST_METRIC = 1e-12  # a metric of 0 is equal to nothing else
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
@@ -63,6 +65,20 @@ class RowResult:
         return max(differences, default=None)
 
     @property
+    def largest_metric_difference(self) -> float | None:
+        """Return the largest relative difference of a metric to ours, None if the contenders return no metrics."""
+        first_rounds = [first for first, *_ in self.rounds.values() if 'metrics' in first]
+        if not first_rounds:
+            return None
+        ours = self.rounds[OURS][0]['metrics']
+        differences = [0.0]
+        for first in first_rounds:
+            assert first['metrics'].keys() == ours.keys()
+            for name, value in first['metrics'].items():
+                differences.append(abs(value - ours[name]) / max(abs(ours[name]), SMALLEST_METRIC))
+        return max(differences)
+
+    @property
     def notes(self) -> dict[str, str]:
         """Return the contenders' notes on their work."""
         notes: dict[str, str] = {}
@@ -92,6 +108,7 @@ class RowResult:
             'lm_eval_batch_size': self.lm_eval_batch_size,
             'same': self.same,
             'largest_difference': self.largest_difference,
+            'largest_metric_difference': self.largest_metric_difference,
             'notes': self.notes,
         }
 
@@ -104,10 +121,11 @@ def rows_table(results: Sequence[RowResult]) -> str:
     contenders = dict.fromkeys(name for result in results for name in result.rounds)
     ratios = dict.fromkeys(ratio for result in results for ratio in result.ratios)
     has_logprobs = any(result.largest_difference is not None for result in results)
+    has_metrics = any(result.largest_metric_difference is not None for result in results)
     rows = []
     for result in results:
         counted = [result.rounds[name][0]['num_items'] for name in (OURS, FOUNDRY) if name in result.rounds]
-        difference = result.largest_difference
+        difference, of_metrics = result.largest_difference, result.largest_metric_difference
         rows.append({
             'row': result.row.name,
             'vocabulary': result.vocabulary,
@@ -117,6 +135,7 @@ def rows_table(results: Sequence[RowResult]) -> str:
             'batch': result.lm_eval_batch_size,
             'same': ', '.join(f'{name} {same} of {made}' for name, (same, made) in result.same.items()),
             **({'nats off': None if difference is None else f'{difference:.0e}'} if has_logprobs else {}),
+            **({'metrics off': None if of_metrics is None else f'{of_metrics:.0e}'} if has_metrics else {}),
             'notes': '; '.join(f'{name} {value}' for name, value in result.notes.items()),
         })  # fmt: skip
     return tabulate(rows, headers='keys', floatfmt='.4g', missingval='-')

@@ -84,6 +84,10 @@ def compare_family(name: str, options: Options, rows: Rows) -> None:
             if not (np.isfinite(rounded.scores).all() and np.isfinite(rounded.logits).all()):
                 raise Skipped(f'the numbers of the model alone are not finite in {dtype}')
             compare(row, on_device(default_model(name), dtype, options.torch_device), exact, rounded, dtype)
+            if row.misses and not options.is_cpu:
+                on_cpu = Row(name)
+                compare(on_cpu, on_device(default_model(name), dtype, networks.CPU), exact, rounded, dtype)
+                row.note(missed_on_a_CPU_too=', '.join(on_cpu.misses) or 'none')
 
 
 def reference_of(name: str) -> Any:

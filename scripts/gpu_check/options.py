@@ -15,13 +15,15 @@ class Options:
     """The device, the size of the parts, and the folders.
 
     On a CPU the parts run with tiny shapes and without targets for speed, to show that they run at all. `data_root` has
-    the published files of the Gauntlet, None without them; `folder` is for files of a part's own.
+    the published files of the Gauntlet, None without them; `folder` is for files of a part's own. `vllm_python` is the
+    Python that runs vLLM, in a process of its own.
     """
 
     device: str
     quick: bool
     data_root: Path | None
     folder: Path
+    vllm_python: str
 
     @property
     def is_cpu(self) -> bool:

@@ -53,8 +53,10 @@ def precision(options: Options, dtype: str) -> AbstractContextManager[Any]:
 
 def cases_of(recorded: dict[str, Any], options: Options) -> list[dict[str, Any]]:
     """Return the recorded cases to compare."""
-    cases: list[dict[str, Any]] = recorded['cases'][:: EVERY if options.quick else 1]
-    return cases[-1:] if options.is_cpu else cases
+    cases: list[dict[str, Any]] = recorded['cases']
+    if options.is_cpu:
+        return cases[-1:]
+    return cases[::EVERY] if options.quick else cases
 
 
 def model_of(name: str, options: Options, **settings: Any) -> CausalLanguageModel:

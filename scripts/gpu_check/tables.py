@@ -38,7 +38,7 @@ def section(machine: Mapping[str, Any], names: Sequence[str], parts: Mapping[str
     for name in names:
         rows = parts[name]['rows']
         if rows:
-            lines += ['', *table(name, rows)]
+            lines += ['', *tables(name, rows)]
     return '\n'.join([*lines, ''])
 
 
@@ -48,8 +48,24 @@ def counts(rows: Sequence[Row]) -> str:
     return ', '.join(f'{count} {status}' for status, count in num_by_status.items()) or 'none'
 
 
+def tables(part: str, rows: Sequence[Row]) -> list[str]:
+    """Return the tables of a part, one for each kind of rows, with an empty line between them.
+
+    Rows of a kind begin with the same figure; rows without figures, which did not run, are in the table before them.
+    """
+    rows_of_kind: dict[str, list[Row]] = {}
+    kind = ''
+    for row in rows:
+        kind = next(iter(row['figures']), kind)
+        rows_of_kind.setdefault(kind, []).append(row)
+    lines: list[str] = []
+    for of_kind in rows_of_kind.values():
+        lines += ['', *table(part, of_kind)]
+    return lines[1:]
+
+
 def table(part: str, rows: Sequence[Row]) -> list[str]:
-    """Return the table of a part: a line for each row, but one for all rows of a group that are within their limits."""
+    """Return a table: a line for each row, but one for all rows of a group that are within their limits."""
     names = list(dict.fromkeys(name for row in rows for name in row['figures']))
     lines = [line([part, *names, 'result']), line(['---'] * (len(names) + 2))]
     for rows_of_line in grouped(rows):

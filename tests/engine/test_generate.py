@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from generations import LAYOUT_OF, generator_of, letters, request, tokens
+from memory_limits import limit_rows
 
 from llmfoundry_gauntlet.engine import generate, kv_cache
 from llmfoundry_gauntlet.engine.continuous import BatchProgress
@@ -303,19 +304,6 @@ def test_non_finite_logits_fail_only_their_own_generations(layout: str):
         outcomes = generations.run(generator_of(model, layout), requests, num_slots, tokens_per_batch=300)
         assert [(generation.text, generation.is_finite) for generation in outcomes] == expected
         assert not any(generation.is_truncated for generation in outcomes if not generation.is_finite)
-
-
-def limit_rows(model: Any, most: int, after: int = 0) -> list[int]:
-    """Make a model run out of memory with more rows after some forwards; return the numbers of rows it was given."""
-    sizes: list[int] = []
-
-    def fail(_: Any, args: tuple, kwargs: dict) -> None:
-        sizes.append(len(kwargs['input_ids']))
-        if sizes[-1] > most and len(sizes) > after:
-            raise torch.OutOfMemoryError(f'{sizes[-1]} rows')
-
-    model.register_forward_pre_hook(fail, with_kwargs=True)
-    return sizes
 
 
 @every_layout

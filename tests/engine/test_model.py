@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable
-from pathlib import Path
 
 import networks
 import numpy as np
 import pytest
 import torch
+from memory_limits import limit_tokens, peak_bytes
 from networks import CPU, PREFIX_BUDGET, draw, request
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from llmfoundry_gauntlet.engine.logits import unchanged
@@ -91,17 +88,6 @@ def test_real_tokens_equal_to_padding_are_hidden_only_with_reference_semantics()
 # Memory.
 
 
-def peak_bytes(run: Callable[[], object], path: Path) -> int:
-    """Return the peak memory that `run` allocates on the CPU, by the profiler's record."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        run()
-    recorded.export_chrome_trace(str(path))
-    events = [event for event in json.loads(path.read_text())['traceEvents'] if event['name'] == '[memory]']
-    in_order = sorted(events, key=lambda event: event['ts'])
-    allocated = np.cumsum([event['args']['Bytes'] for event in in_order])
-    return int(allocated.max())
-
-
 @pytest.mark.parametrize('vocabulary', [32_768, 131_072])
 @pytest.mark.parametrize('layout', [STREAM, PADDED_ROWS])
 def test_peak_memory_is_the_model_plus_a_chunk_of_logits(tmp_path, layout: str, vocabulary: int):
@@ -132,19 +118,6 @@ def test_peak_memory_is_the_model_plus_a_chunk_of_logits(tmp_path, layout: str, 
     ours = peak_bytes(lambda: language_model.run(batch), tmp_path / 'ours.json')
     assert bare > 4096 * 512 * 4  # the inner width of a layer, at least
     assert ours <= 1.1 * bare + 512 * vocabulary * 4
-
-
-def limit_tokens(model, most: int) -> list[int]:
-    """Make a model run out of memory above some number of tokens; return the sizes it was given."""
-    sizes: list[int] = []
-
-    def fail(_, args, kwargs):
-        sizes.append(kwargs['input_ids'].numel())
-        if sizes[-1] > most:
-            raise torch.OutOfMemoryError(f'{sizes[-1]} tokens')
-
-    model.register_forward_pre_hook(fail, with_kwargs=True)
-    return sizes
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)

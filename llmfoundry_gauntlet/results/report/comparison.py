@@ -187,9 +187,23 @@ def compare_runs(first: Run, second: Run, *, metric: str | None = None, allow_mi
         groups=groups,
         averages=() if asked.composites is None else tuple(asked.composites.averages),
         common=common,
-        warnings=(*warnings(first, second, common), *different_tokens(first, second, common, metric)),
+        warnings=(
+            *warnings(first, second, common),
+            *different_tokens(first, second, common, metric),
+            *compared_losses(asked.tasks, metric_names(asked.tasks, common, metric)),
+        ),
     )
     return corrected([comparison])[0]
+
+
+def compared_losses(tasks: Mapping[str, Task], names: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line that names the tasks whose metric is a loss by its task's own word, as of lm-eval."""
+    losses = []
+    for key, name in names.items():
+        if any(metric.is_loss and metric.name == name for metric in tasks[key].metrics()):
+            losses.append(f'{key} ({name})')
+    if losses:
+        yield f'the lower the better, so that a negative difference is an improvement: {listed(losses)}'
 
 
 def with_errors_over_prompts(

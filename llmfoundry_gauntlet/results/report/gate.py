@@ -67,7 +67,7 @@ def gate_runs(first: Run, second: Run, settings: GateSettings) -> Gate:
     they were not asked the same items, unless that is allowed, or if a required row has no difference.
     """
     comparison = compare_runs(first, second)
-    differences = by_family(comparison)
+    differences = without_losses(by_family(comparison), first)
     ignored, required = selected_names(differences, settings)
     margins = margins_of(differences, settings)
     differences = {
@@ -119,6 +119,16 @@ def by_family(comparison: Comparison) -> dict[str, dict[str, Difference]]:
         SCORE: comparison.groups['score'],
     }
     return {family: dict(of_family[family]) for family in FAMILIES}
+
+
+def without_losses(differences: Differences, run: Run) -> Differences:
+    """Return the differences without tasks whose first metric is the better the lower it is: a fall is no harm."""
+    losses = set()
+    for key, task in run.tasks.items():
+        if any(metric.is_loss for metric in task.metrics()[:1]):
+            losses.add(key)
+    of_tasks = {name: compared for name, compared in differences[TASKS].items() if name not in losses}
+    return {**differences, TASKS: of_tasks}
 
 
 # The rows that a policy names

@@ -428,7 +428,7 @@ def absences(cells: Iterable[tuple[str, Measure | ScoreRow]]) -> list[str]:
             if cell.reason:
                 reason = cell.reason
             elif cell.standard_error is None:
-                reason = NO_ERROR
+                reason = f'no standard error, as {cell.no_error}' if cell.no_error else NO_ERROR
             else:
                 reason = NO_DIFFERENCE if isinstance(cell, Measure) else ALIKE
             names_by_reason.setdefault(reason, {})[name] = None

@@ -36,8 +36,9 @@ class ScoreRow:
 
     `kind` is category, average, task or perturbation (of SCORE); `part` is a category of a task, or a variant. `run` is
     the evaluation's folder, `batch` and `token` are the training of its model. `low` and `high` are the ends of the
-    95 % interval, `None` if unknown. `chance` is the accuracy of guessing, given only for accuracies. `constant_letter`
-    is the highest value that SCORE's accuracy or consistency rate has if one letter is the answer to every variant.
+    95 % interval, `None` if unknown; `no_error` is why a value cannot have an error. `chance` is the accuracy of
+    guessing, given only for accuracies. `constant_letter` is the highest value that SCORE's accuracy or consistency
+    rate has if one letter is the answer to every variant.
     `data_origin` of the rows is sample, published, unofficial or own; that of a composite is the first of
     `ORIGINS` among its tasks.
     """
@@ -54,6 +55,7 @@ class ScoreRow:
     low: float | None = None
     high: float | None = None
     reason: str | None = None
+    no_error: str | None = None
     num_items: int | None = None
     chance: float | None = None
     constant_letter: float | None = None
@@ -69,6 +71,7 @@ class MeasureRecord:
     standard_error: float | None = None
     confidence_interval: tuple[float, ...] = ()
     reason: str | None = None
+    no_error: str | None = None
     variance_shares: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,7 +93,12 @@ class MeasureRecord:
             half = NORMAL_QUANTILE * self.standard_error
             ends = (max(least, self.value - half), min(most, self.value + half))
         low, high = ends or (None, None)
-        shown = {'value': self.value, 'standard_error': self.standard_error, 'reason': self.reason}
+        shown = {
+            'value': self.value,
+            'standard_error': self.standard_error,
+            'reason': self.reason,
+            'no_error': self.no_error,
+        }
         return {**shown, 'low': low, 'high': high}
 
 
