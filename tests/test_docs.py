@@ -184,6 +184,11 @@ def check_yaml(block: Block) -> None:
         problems = Problems(block.place)
         assert decode(GatePolicy, values, '', problems), problems.messages
         return
+    if 'output_type' in values:  # a task in lm-eval's format
+        from lm_eval.config.task import TaskConfig
+
+        assert TaskConfig(**values).task
+        return
     assert set(values) <= {'icl_tasks', 'eval_gauntlet', 'score', 'callbacks', 'loggers'}
     if 'icl_tasks' in values:
         assert load_suite(values['icl_tasks']).tasks

@@ -94,6 +94,7 @@ REASONS = {
     ('evaluation/run.py', 'import_module'): 'our engine',
     ('results/report/sections.py', 'importlib.import_module'): 'altair',
     ('results/runs.py', 'importlib.import_module'): 'pandas',
+    ('tasks/lm_eval_source.py', 'import_module'): 'lm-eval, torch and our own runtime',
     ('runtime/loggers.py', 'importlib.import_module'): 'the client of a logger, from a table',
     # Programs of ours.
     ('results/files.py', 'subprocess.run'): 'git',

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval_sums import CHOICES, SUMS, entry, write_task, write_tasks
+from lm_eval_sums import CHOICES, GENERATION, SUMS, entry, write_task, write_tasks
 
-from llmfoundry_gauntlet import evaluate
+from llmfoundry_gauntlet import Gauntlet, evaluate
 from llmfoundry_gauntlet.errors import GauntletError
 
 pytest.importorskip('lm_eval')
@@ -157,3 +157,170 @@ def test_a_task_that_cannot_be_run_is_refused_by_name(tiny_llamas: Path, folder:
 
     assert 'refused' in str(error.value)
     assert fact in str(error.value)
+
+
+def test_a_task_is_named_by_the_path_of_its_yaml(tiny_llamas: Path, folder: Path):
+    task = entry(folder, str(folder / 'sums.yaml'), label='sums')
+    del task['include_path']
+
+    by_path, by_name = (run(tiny_llamas / 'plain', each) for each in (task, entry(folder, 'sums')))
+
+    assert values(by_path, 'sums/0-shot') == values(by_name, 'sums/0-shot')
+
+
+GROUP = """
+group: all_sums
+task:
+- sums
+- group: inner
+  task: [small, smaller]
+  aggregate_metric_list: [{metric: acc, weight_by_size: false}]
+aggregate_metric_list:
+- {metric: acc, weight_by_size: true}
+- {metric: acc_norm, weight_by_size: false, filter_list: none}
+"""
+
+
+@pytest.fixture
+def groups(folder: Path) -> Path:
+    """Return the folder with groups whose tasks have 8, 3 and 2 documents."""
+    for name, num_rows in (('small', 3), ('smaller', 2)):
+        rows = folder / f'{name}.jsonl'
+        rows.write_text(''.join(f'{json.dumps(row)}\n' for row in SUMS[-num_rows:]))
+        write_task(folder, name, CHOICES.format(data=rows) + 'tag: some_sums\n')
+    (folder / 'all_sums.yaml').write_text(GROUP)
+    (folder / 'no_average.yaml').write_text('group: no_average\ntask: [small, smaller]\n')
+    return folder
+
+
+def test_groups_are_averaged_as_lm_eval_does(tiny_llamas: Path, groups: Path):
+    model = tiny_llamas / 'plain'
+
+    score = run(model, entry(groups, 'all_sums', num_fewshot=[1])).scores['all_sums/1-shot']
+
+    results = by_lm_eval(model, groups, 'all_sums', num_fewshot=1)['results']
+    metrics = {name: measure.value for name, measure in score.metrics.items()}
+    inner = metrics.pop('all_sums::inner/acc')
+    without_average = metrics.pop('brier_score')
+    assert metrics == numbers(results['all_sums'])
+    assert inner == pytest.approx(results['all_sums::inner']['acc,none'])
+    assert without_average is None
+    assert 'does not average' in score.metrics['brier_score'].reason
+    for name in ('sums', 'small', 'smaller'):
+        of_task = {metric: measure.value for metric, measure in score.categories[name].metrics.items()}
+        assert of_task == numbers(results[name])
+
+
+@pytest.mark.parametrize('task', ['no_average', 'some_sums'])
+def test_a_group_without_an_average_and_a_tag_have_no_number_of_their_own(tiny_llamas: Path, groups: Path, task: str):
+    score = run(tiny_llamas / 'plain', entry(groups, task)).scores[f'{task}/0-shot']
+
+    assert score.accuracy.value is None
+    assert 'does not average' in score.accuracy.reason
+    assert sorted(score.categories) == ['small', 'smaller']
+    assert all(part.accuracy.value is not None for part in score.categories.values())
+
+
+def test_prompts_are_those_of_lm_eval(tiny_llamas: Path, folder: Path):
+    """In a chat, with an instruction, shots as turns and the beginning of an answer."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    model = tiny_llamas / 'chat'
+    write_task(folder, 'begun', CHOICES.format(data=folder / 'sums.jsonl') + 'gen_prefix: "It is"\n')
+    chat = {'apply_chat_template': True, 'system_prompt': 'Add.', 'fewshot_as_turns': True}
+    out = folder / 'out'
+    evaluate(
+        model,
+        tasks=[entry(folder, task, num_fewshot=[2]) for task in ('sums', 'begun')],
+        device='cpu',
+        log_prompts=True,
+        out=out,
+        **chat,
+    )
+
+    lm = HFLM(pretrained=str(model), device='cpu', dtype='float32', batch_size=1)
+    by_its_own = lm_eval.simple_evaluate(
+        lm,
+        tasks=['sums', 'begun'],
+        num_fewshot=2,
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        bootstrap_iters=0,
+        apply_chat_template=True,
+        fewshot_as_multiturn=True,
+        system_instruction='Add.',
+    )
+    for task in ('sums', 'begun'):
+        lines = (out / 'samples' / f'{task}_2-shot.jsonl').read_text().splitlines()
+        prompts = {sample['row']: sample['prompt'] for sample in map(json.loads, lines)}
+        assert prompts == {sample['doc_id']: sample['arguments'][0][0] for sample in by_its_own['samples'][task]}
+
+
+def test_repeats_are_samples_that_a_filter_reduces(tiny_llamas: Path, folder: Path):
+    """The answer that most of the five repeats give is compared with the right one."""
+    majority = GENERATION.replace('max_gen_toks: 8}}', 'max_gen_toks: 2, do_sample: true, temperature: 1.0}}')
+    text = majority.format(data=folder / 'sums.jsonl')
+    filters = text[text.index('filter_list:') : text.index('metric_list:')]
+    votes = """filter_list:
+- name: votes
+  filter: [{function: majority_vote}, {function: take_first}]
+"""
+    write_task(folder, 'repeated', text.replace(filters, votes) + 'repeats: 5\n')
+
+    evaluation = run(tiny_llamas / 'plain', entry(folder, 'repeated'))
+
+    results = evaluation.results['repeated/0-shot']
+    texts_of_row: dict[int, list[str]] = {}
+    for result in results:
+        texts_of_row.setdefault(result.key.row, []).append(result.answer)
+    assert len(results) == 5 * len(SUMS)
+    assert any(len(set(texts)) > 1 for texts in texts_of_row.values())
+    golds = [SUMS[row]['choices'][SUMS[row]['gold']] for row in range(len(SUMS))]
+    expected = [float(max(texts_of_row[row], key=texts_of_row[row].count) == golds[row]) for row in range(len(SUMS))]
+    assert values(evaluation, 'repeated/0-shot') == {'exact_match,votes': sum(expected) / len(SUMS)}
+    assert evaluation.scores['repeated/0-shot'].metrics['exact_match,votes'].value == sum(expected) / len(SUMS)
+
+
+def test_random_states_and_the_tokenizer_stay_as_they_are(tiny_llamas: Path, folder: Path):
+    import random
+
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llamas / 'plain')
+    tokenizer.pad_token = None
+    network = AutoModelForCausalLM.from_pretrained(tiny_llamas / 'plain')
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    in_training = Gauntlet(tasks=[entry(folder, 'sums', num_fewshot=[2])])
+    in_training.evaluate(network, tokenizer, step=1)
+
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert tokenizer.pad_token is None
+
+
+def test_composites_count_a_share_and_refuse_a_perplexity(tiny_llamas: Path, folder: Path):
+    def gauntlet_of(task: str) -> dict[str, Any]:
+        return {'categories': [{'name': 'own', 'benchmarks': [{'name': task, 'num_fewshot': 0}]}]}
+
+    counted = run(tiny_llamas / 'plain', entry(folder, 'sums', metric='acc_norm'), gauntlet=gauntlet_of('sums'))
+    assert counted.composites.categories['own'].value == values(counted, 'sums/0-shot')['acc_norm']
+
+    with pytest.raises(GauntletError, match=r'texts/0-shot: its metric word_perplexity is no share'):
+        run(tiny_llamas / 'plain', entry(folder, 'texts'), gauntlet=gauntlet_of('texts'))
+
+
+def test_lm_eval_is_imported_only_for_its_tasks(tmp_path: Path):
+    """In a process of its own, as this one has imported it."""
+    import subprocess
+    import sys
+
+    code = """
+import sys
+from llmfoundry_gauntlet.evaluation.suite import load_suite
+load_suite([{'label': 'a', 'dataset_uri': 'a.jsonl', 'icl_task_type': 'multiple_choice', 'num_fewshot': [0]}])
+assert 'lm_eval' not in sys.modules
+"""
+    subprocess.run([sys.executable, '-c', code], check=True)
