@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -246,18 +247,62 @@ def test_parts_run_on_a_cpu_without_composer(tmp_path):
 
 
 @pytest.fixture
-def recorded_rows(real_data, tmp_path):
-    """Return a function that compares the recorded items on a CPU, and returns the rows by name."""
-    from gpu_check import recorded
+def rows_of(tmp_path) -> Callable[..., dict[str, Any]]:
+    """Return a function that runs a part, or some of it, on a CPU, and returns its rows by name."""
     from gpu_check.options import Options
 
-    options = Options(device='cpu', quick=True, data_root=SHARED_DATA / 'local_data', folder=tmp_path)
-
-    def compare() -> dict[str, Any]:
-        content = run_part(tmp_path, partial(recorded.run, options))
+    def run_on_cpu(part: Callable[..., None], *, data_root: Path | None = None, **more: Any) -> dict[str, Any]:
+        options = Options(device='cpu', quick=True, data_root=data_root, folder=tmp_path, vllm_python=sys.executable)
+        content = run_part(tmp_path, lambda rows: part(options=options, rows=rows, **more))
         return {row['name']: row for row in content['rows']}
 
-    return compare
+    return run_on_cpu
+
+
+@pytest.mark.slow
+def test_a_device_that_rounds_more_than_its_type_is_noticed(rows_of, monkeypatch):
+    """As one that multiplies float32 with the digits of bfloat16."""
+    from gpu_check import numbers
+
+    on_device = numbers.on_device
+
+    def rounded(model: Any, dtype: str, device: Any) -> Any:
+        return on_device(model.bfloat16(), dtype, device)
+
+    monkeypatch.setattr(numbers, 'on_device', rounded)
+
+    rows = rows_of(numbers.compare_family, name='llama')
+
+    assert rows['llama, fp32']['missed'] == ['model alone off']
+    assert rows['llama, bf16']['status'] == 'passed'
+
+
+@pytest.mark.slow
+def test_a_window_of_another_length_is_noticed(rows_of, monkeypatch):
+    from gpu_check import layouts
+
+    from llmfoundry_gauntlet.engine import attention
+
+    rule_of = attention.rule_of
+
+    def longer(mask: Any) -> tuple[int | None, int | None]:
+        window, chunk = rule_of(mask)
+        return (None if window is None else window + 1), chunk
+
+    monkeypatch.setattr(attention, 'rule_of', longer)
+
+    rows = rows_of(layouts.compare_stream, kind='windows', size=layouts.TINY)
+
+    assert rows['windows, fp32']['missed'] == ['nats off']
+    assert rows['windows, bf16']['missed'] == ['nats off']
+
+
+@pytest.fixture
+def recorded_rows(real_data, rows_of):
+    """Return a function that compares the recorded items on a CPU, and returns the rows by name."""
+    from gpu_check import recorded
+
+    return partial(rows_of, recorded.run, data_root=SHARED_DATA / 'local_data')
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 SYNCHRONIZES = 'called a synchronizing CUDA operation'  # in the warning of torch's debug mode
 COPIES = ('Memcpy', 'Memset')  # begin the names of what runs on a GPU and is no kernel
-OURS = '/llmfoundry_gauntlet/'
+OF_MODELS = '/transformers/'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class Counts:
 
     @property
     def own_waits(self) -> int:
-        """Return the waits of this package's code, not those inside of a model's."""
-        return sum(count for line, count in self.waits.items() if OURS in line)
+        """Return the waits that this package causes, not those inside of transformers' models."""
+        return sum(count for line, count in self.waits.items() if OF_MODELS not in line)
 
 
 def counted(run: Callable[[], object]) -> Counts:

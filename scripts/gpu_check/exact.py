@@ -21,8 +21,17 @@ HALF_TOLERANCE = 2  # in half precision, in rounding errors of the largest logit
 
 
 def on_device(model: Any, dtype: str, device: torch.device) -> CausalLanguageModel:
-    """Return the model on the device in this type, ready to be run."""
-    return CausalLanguageModel(model.to(device, DTYPES[dtype]), device=device)
+    """Return the model on the device in this type, ready to be run.
+
+    Rotary frequencies stay in float32, as when transformers loads a model: in half precision the angles of late
+    positions would be others altogether.
+    """
+    frequencies = {name: buffer for name, buffer in model.named_buffers() if name.endswith('inv_freq')}
+    model.to(device, DTYPES[dtype])
+    for name, buffer in frequencies.items():
+        owner, _, attribute = name.rpartition('.')
+        setattr(model.get_submodule(owner), attribute, buffer.to(device))
+    return CausalLanguageModel(model, device=device)
 
 
 @contextmanager

@@ -136,6 +136,8 @@ class Training:
         """Return the hash of all that training goes on with: weights, states of the optimizer, modes, random state."""
         digest = hashlib.sha256(repr([module.training for module in self.model.modules()]).encode())
         tensors = [*self.model.parameters(), torch.get_rng_state()]
+        if self.device.type != 'cpu':
+            tensors.append(torch.cuda.get_rng_state(self.device))
         for state in self.optimizer.state.values():
             tensors += state.values()
         for tensor in tensors:

@@ -131,7 +131,7 @@ def requests_of(size: Size) -> list[ScoreRequest]:
     ]
     requests = []
     for row, context in enumerate(contexts):
-        choices = [networks.draw(rng, length) for length in (1, 9, 4)]
+        choices = [networks.draw(rng, length) for length in (1, 9)]
         requests.append(networks.request(row, context, choices))
     return requests
 

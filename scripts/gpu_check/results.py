@@ -192,7 +192,8 @@ def described(row: Mapping[str, Any]) -> str:
         figures.append(f'{name} {formatted(figure)}{limit}')
     if 'reason' in row:
         figures.append(row['reason'])
-    return f'{row["name"]}: {", ".join(figures)}; {row["seconds"]:.1f} s'
+    figures.append(f'{row["seconds"]:.1f} s')
+    return f'{row["name"]}: {", ".join(figures)}'
 
 
 def formatted(figure: Any) -> str:
