@@ -14,10 +14,10 @@ numbers     families of transformers in bf16, fp16 and fp32 against float64 on a
 layouts     the token stream through torch's variable-length attention against padded rows: forks, windows, caps, sinks,
             latent attention; kernels per layer, and waits of the host per batch
 speed       scoring by models of 125M, 1B and 7B and a hybrid of 1B parameters, with random weights in bf16: ours, a
-            bare flash-attention forward, lm-eval and vLLM where they are installed; and where the time goes
+            bare flash-attention forward, lm-eval and, in a full run, vLLM where they are installed; where the time goes
 memory      `tokens_per_batch: auto` fits into the memory; a device that runs out of it gives the same numbers
 fsdp        a model under FSDP2 in a plain loop: evaluations in bf16 leave weights, optimizer and all else bitwise
-generation  ours against transformers' `generate` and vLLM; a step with 1, 3, 5 and 9 tokens a slot
+generation  ours against transformers' `generate` and, in a full run, vLLM; a step with 1, 3, 5 and 9 tokens a slot
 gauntlet    the whole Gauntlet on its sample data, and with --data-root on the published files
 
 The results are in one file, written after every row. `--markdown` prints its tables, as docs/speed.md has them.
@@ -55,10 +55,10 @@ from gpu_check.wheels import MissingWheelsError, use_wheels
 QUICK_SECONDS = {
     'numbers': 45,
     'layouts': 40,
-    'speed': 80,
-    'memory': 30,
+    'speed': 75,
+    'memory': 40,
     'fsdp': 20,
-    'generation': 50,
+    'generation': 45,
     'gauntlet': 35,
 }
 MOST_SECONDS = 600

@@ -27,8 +27,8 @@ from gpu_check import speed, targets
 from gpu_check.fitting import in_batches_that_fit
 from gpu_check.options import Options
 from gpu_check.profiles import Profile, kernels_of
-from gpu_check.results import Row
-from gpu_check.shapes import PEAK_FLOPS, flops, peak_flops
+from gpu_check.results import Results, Row, Rows
+from gpu_check.shapes import HYBRID_1B, PEAK_FLOPS, flops, peak_flops
 from gpu_check.workloads import GSM8K, HELLASWAG, LAMBADA, MMLU, MMLU_FIXED, PIQA, Source
 
 SOURCE = Source(vocabulary=1000)
@@ -43,8 +43,7 @@ class SamplingParams:
         self.max_tokens, self.prompt_logprobs = max_tokens, prompt_logprobs
 
 class LLM:
-    def __init__(self, model, *, load_format, skip_tokenizer_init, enforce_eager, gpu_memory_utilization,
-                 max_model_len, seed):
+    def __init__(self, model, *, load_format, skip_tokenizer_init, gpu_memory_utilization, max_model_len, seed):
         assert load_format == 'dummy'
 
     def generate(self, prompts, sampling_params, *, use_tqdm):
@@ -81,10 +80,8 @@ def run_parts(folder: Path, *arguments: str, **environment: str) -> dict[str, di
 @pytest.mark.slow
 @NEEDS_TRANSFORMERS_5
 def test_scoring_is_timed_against_all_contenders_with_the_same_numbers(tmp_path):
-    """Mutations: lm-eval gets the contexts of another item; vLLM starts while nobody has it."""
-    (tmp_path / 'vllm.py').write_text(STAND_IN_FOR_VLLM)
-
-    rows = run_parts(tmp_path, '--part', 'speed', '--quick', PYTHONPATH=str(tmp_path))['speed']
+    """Mutation: lm-eval gets the contexts of another item."""
+    rows = run_parts(tmp_path, '--part', 'speed', '--quick')['speed']
 
     assert {row['status'] for row in rows.values()} == {'passed'}
     layouts = {name.split(':')[0]: row['figures']['layout'] for name, row in rows.items() if name.endswith('probed')}
@@ -104,9 +101,27 @@ def test_scoring_is_timed_against_all_contenders_with_the_same_numbers(tmp_path)
     assert rows['llama 1B, mmlu, 5 shots']['limits'] == {'ours / bare': 'at most 1.15 in a full run on an H100'}
     for name in ('llama 1B', 'hybrid 1B'):
         assert rows[f'{name}, mmlu, 5 shots: lm-eval']['figures']['most nats from lm-eval'] < 1e-4
-    vllm = rows['hybrid 1B, mmlu, 5 shots: vLLM']
-    assert vllm['figures']['vLLM / ours'] > 0
-    assert vllm['limits'] == {'vLLM / ours': 'at least 5 in a full run on an H100'}
+
+
+@pytest.mark.slow
+def test_vllm_scores_a_prompt_for_each_choice_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """Mutations: one prompt for each item; the target of another model."""
+    (tmp_path / 'vllm.py').write_text(STAND_IN_FOR_VLLM)
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+    results = Results(tmp_path / 'results.json')
+    here = options(folder=tmp_path)
+
+    def part(rows: Rows) -> None:
+        speed.time_vllm(HYBRID_1B, (MMLU,), here, rows, {(HYBRID_1B, MMLU.name): 0.5})
+
+    status = results.run_part('speed', part, about={'quick': False, 'machine': {}}, most_seconds=None)
+
+    assert status == 'passed'
+    started, scored = results.parts['speed']['rows']
+    assert started['figures']['start seconds'] >= 0
+    assert (scored['figures']['items'], scored['figures']['prompts']) == (6, 24)
+    assert scored['figures']['vLLM / ours'] == pytest.approx(scored['figures']['seconds'] / 0.5)
+    assert scored['limits'] == {'vLLM / ours': 'at least 5 in a full run on an H100'}
 
 
 @pytest.mark.slow
@@ -284,7 +299,7 @@ def test_a_contender_that_never_fits_is_an_error():
 
 @pytest.mark.slow
 def test_a_bare_forward_that_runs_out_of_memory_keeps_its_smaller_batches():
-    """Mutation: start with large batches again."""
+    """And the model is as before. Mutations: start with large batches again; leave the hook of logits where it is."""
     model = networks.network()
     sizes = limit_tokens(model, 100)
     ours = object.__new__(speed.Ours)
@@ -298,6 +313,7 @@ def test_a_bare_forward_that_runs_out_of_memory_keeps_its_smaller_batches():
 
     assert ours.bare_tokens_per_batch == 80
     assert set(sizes[num_before:]) == {80}
+    assert model(input_ids=torch.zeros(1, 30, dtype=torch.long)).logits.shape[1] == 30
 
 
 def test_a_request_has_a_prompt_for_each_choice():

@@ -68,9 +68,11 @@ class BareForward:
         """Run all batches; this is what is timed."""
         for ids, num_reads in inputs:
             keep = self.model.get_output_embeddings().register_forward_pre_hook(partial(last_positions, num_reads))
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if self.device == 'cuda' else nullcontext():
-                self.model(input_ids=ids, use_cache=False)
-            keep.remove()
+            try:
+                with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if self.device == 'cuda' else nullcontext():
+                    self.model(input_ids=ids, use_cache=False)
+            finally:  # others run the same model after this one has run out of memory
+                keep.remove()
 
     def generate(self, *, contexts: list[list[int]], max_new_tokens: int) -> dict[str, Any]:
         """Return the seconds at the best of `BATCH_SIZES`, and the texts.

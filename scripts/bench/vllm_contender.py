@@ -19,17 +19,13 @@ class VLLM:
     It does not read cached prefixes for requests with log-probabilities of their prompts.
     """
 
-    def load(self, model_folder: str, *, eager: bool, memory_share: float, max_model_len: int) -> dict[str, float]:
-        """Start the engine for a folder with a configuration; return the seconds that it took.
-
-        With `eager` it makes no CUDA graphs and compiles nothing, which takes most of a start.
-        """
+    def load(self, model_folder: str, *, memory_share: float, max_model_len: int) -> dict[str, float]:
+        """Start the engine for a folder with a configuration; return the seconds, most of which are compilation."""
         started = time.perf_counter()
         self.engine = LLM(
             model=model_folder,
             load_format='dummy',
             skip_tokenizer_init=True,
-            enforce_eager=eager,
             gpu_memory_utilization=memory_share,
             max_model_len=max_model_len,
             seed=0,

@@ -56,11 +56,12 @@ def run(options: Options, rows: Rows) -> None:
     """Time ours, `generate` and steps with one model, and vLLM; then the smaller model, and compiled steps."""
     rate = time_model(LLAMA_1B, options, rows)
     free_memory(options)
+    if options.quick:
+        return
     time_vllm(LLAMA_1B, options, rows, rate)
-    if not options.quick:
-        time_model(LLAMA_125M, options, rows)
-        free_memory(options)
-        time_static_cache(LLAMA_1B, options, rows)
+    time_model(LLAMA_125M, options, rows)
+    free_memory(options)
+    time_static_cache(LLAMA_1B, options, rows)
 
 
 def time_model(name: str, options: Options, rows: Rows) -> float | None:
@@ -322,9 +323,9 @@ class WideAttention(CachedAttention):
 
 def time_vllm(name: str, options: Options, rows: Rows, rate_of_ours: float | None) -> None:
     """Time vLLM on the requests of the row with the slots of `auto`."""
-    if not is_vllm_here(options) or options.quick:
+    if not is_vllm_here(options):
         with rows.row(f'{name}: vLLM'):
-            raise Skipped('left out of a quick run' if options.quick else NO_VLLM)
+            raise Skipped(NO_VLLM)
         return
     shape = shape_of(name, options.device)
     requests = requests_of(shape, ITEMS_OF_AUTO, options)

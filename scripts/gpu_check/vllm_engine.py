@@ -37,11 +37,10 @@ def running_vllm(shape: Shape, options: Options, rows: Rows) -> Iterator[Contend
             started = engine.ask(
                 'load',
                 model_folder=str(folder),
-                eager=options.quick,
                 memory_share=MEMORY_SHARE,
                 max_model_len=shape.settings['max_position_embeddings'],
             )
-            row.note(compiled=not options.quick, start_seconds=started['start_seconds'])
+            row.note(start_seconds=started['start_seconds'])
         yield None if started is None else engine
     finally:
         engine.close()
