@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -215,6 +216,25 @@ def run_script(*arguments: str | Path, status: int = 0, **environment: str) -> s
     )
     assert done.returncode == status, done.stdout[-3000:] + done.stderr[-3000:]
     return done
+
+
+@pytest.mark.slow
+def test_waits_are_counted_by_line_but_not_those_inside_of_models(monkeypatch):
+    """With warnings as torch gives them on a GPU, of which there is none here. Mutation: every warning counts."""
+    import torch
+    from gpu_check import counts
+
+    modes = []
+    monkeypatch.setattr(torch.cuda, 'get_sync_debug_mode', lambda: 0)
+    monkeypatch.setattr(torch.cuda, 'set_sync_debug_mode', modes.append)
+
+    def run() -> None:
+        for place in ('engine/model.py', 'engine/model.py', 'site-packages/transformers/cache_utils.py'):
+            warnings.warn_explicit(f'called a synchronizing CUDA operation ({place})', UserWarning, place, 7)
+        warnings.warn('something else', stacklevel=2)
+
+    assert counts.waits_of(run) == {'model.py:7': 2}
+    assert modes == ['warn', 0]
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.autograd import DeviceType
@@ -18,15 +19,10 @@ OF_MODELS = '/transformers/'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """The number of kernels by their names, and of waits by the line of code that was running."""
+    """The number of kernels by their names, and of this package's waits by the line of code that was running."""
 
     kernels: Counter[str]
     waits: Counter[str]
-
-    @property
-    def own_waits(self) -> int:
-        """Return the waits that this package causes, not those inside of transformers' models."""
-        return sum(count for line, count in self.waits.items() if OF_MODELS not in line)
 
 
 def counted(run: Callable[[], object]) -> Counts:
@@ -53,7 +49,10 @@ def kernels_of(run: Callable[[], object]) -> Counter[str]:
 
 
 def waits_of(run: Callable[[], object]) -> Counter[str]:
-    """Return the number of waits by line, as torch's debug mode for synchronization sees them."""
+    """Return the number of waits by line, as torch's debug mode for synchronization sees them.
+
+    Those inside of transformers' models do not count.
+    """
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
@@ -62,5 +61,8 @@ def waits_of(run: Callable[[], object]) -> Counter[str]:
             run()
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-    lines = [f'{one.filename}:{one.lineno}' for one in caught if SYNCHRONIZES in str(one.message)]
+    lines = []
+    for warning in caught:
+        if SYNCHRONIZES in str(warning.message) and OF_MODELS not in warning.filename:
+            lines.append(f'{Path(warning.filename).name}:{warning.lineno}')
     return Counter(lines)

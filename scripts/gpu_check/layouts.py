@@ -209,7 +209,7 @@ def counts_of_a_batch(name: str, num_layers: int, options: Options) -> tuple[int
         language_model.learn(batch.requests[:1])
         if stand_in is None:
             counts = counted(lambda: language_model.run(batch))
-            return counts.kernels.total(), counts.own_waits
+            return counts.kernels.total(), counts.waits.total()
         stand_in.clear()
         language_model.run(batch)
         return stand_in.kernels.total(), len(stand_in.own_waits())

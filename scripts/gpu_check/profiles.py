@@ -13,7 +13,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from gpu_check.counts import COPIES, OURS, waits_of
+from gpu_check.counts import COPIES, waits_of
 from gpu_check.options import Options
 
 MOST_SHOWN = 10  # kernels, those that take the most time
@@ -83,7 +83,7 @@ def profiled(run: Callable[[], Any], options: Options) -> Profile:
     num_waits = 0
     if not options.is_cpu:
         activities.append(ProfilerActivity.CUDA)
-        num_waits = sum(count for line, count in waits_of(run).items() if OURS in line)
+        num_waits = waits_of(run).total()
     with profile(activities=activities) as recorded:
         run()
         synchronize(options)
