@@ -44,7 +44,7 @@ from llmfoundry_gauntlet.tasks.lm_eval_source import (
     own_shots,
 )
 from llmfoundry_gauntlet.tasks.lm_eval_tokens import TokenizingLM
-from llmfoundry_gauntlet.tasks.truncate import EncodedItem
+from llmfoundry_gauntlet.tasks.truncate import EncodedItem, shots_left
 from llmfoundry_gauntlet.types import (
     Example,
     GenerateRequest,
@@ -261,25 +261,29 @@ class LmEvalTask(Task):
         is_generated = kinds == {GENERATE}
         if len(kinds) > 1 or (len(instances) > 1 and kinds & {GENERATE, ROLLING}):
             raise ConfigError(
-                f'{self.label}: the task {subtask.name} of lm-eval has {len(instances)} requests of the types '
+                f'{self.label}: {subtask.name} of lm-eval: has {len(instances)} requests of the types '
                 f'{", ".join(sorted(kinds))} for a document; allowed: any number of loglikelihood, or one of another '
                 'type'
             )
         prompt = prompt_of(instances, subtask.num_shots)
         if is_generated:
             settings = self._settings(document, lm.end_text)
-            request: Any = self._generation(example, lm.context(instances[0].args[0]), settings, lm, max_seq_len)
+            whole = [lm.context(instances[0].args[0])]
+            request: Any = self._generation(example, whole[0], settings, lm, max_seq_len)
             contexts, continuations = (request.context,), ()
             max_new_tokens = settings.max_new_tokens
         else:
-            request = score_request(self.item_key(example), lm.pairs(instances), max_length=max_seq_len)
+            pairs = lm.pairs(instances)
+            whole = [list(context) for context, _ in pairs]
+            request = score_request(self.item_key(example), pairs, max_length=max_seq_len)
             contexts, continuations = request.contexts, request.continuations
             max_new_tokens = 0
+        num_dropped = max(len(ids) - len(kept) for ids, kept in zip(whole, contexts, strict=True))
         return EncodedItem(
             contexts=contexts,
             continuations=continuations,
             prompt_sha256=prompt.sha256,
-            num_shots=subtask.num_shots,
+            num_shots=shots_left(prompt, max(map(len, whole)), num_dropped),
             prompt_shortened=request.prompt_shortened,
             max_new_tokens=max_new_tokens,
         )
@@ -306,7 +310,7 @@ class LmEvalTask(Task):
         settings = generation_settings(instance.args[1], end_text=end_text, seed=self.fewshot_random_seed)
         if settings.unsupported is not None:
             raise ConfigError(
-                f'{self.label}: the task {subtask.name} of lm-eval generates with {settings.unsupported}, which is not '
+                f'{self.label}: {subtask.name} of lm-eval: generates with {settings.unsupported}, which is not '
                 'supported'
             )
         return settings

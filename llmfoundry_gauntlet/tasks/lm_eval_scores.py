@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from llmfoundry_gauntlet.errors import Caught, ConfigError, listed
-from llmfoundry_gauntlet.metrics.metrics import Absent, Metric, mean_over, scored_once
+from llmfoundry_gauntlet.metrics.metrics import Absent, Metric, compute_metric, mean_over, scored_once
 from llmfoundry_gauntlet.metrics.statistics import SHARE, weighted_sum
 from llmfoundry_gauntlet.tasks.lm_eval_source import (
     GENERATE,
@@ -321,6 +321,11 @@ def average(
     size_of_task = Counter(result.category for result in scored_once(results))
     sizes = [size_of_task[task] for task in asked]
     weighted = weighted_sum(measures, [size / sum(sizes) for size in sizes])
+    if weighted.spread is None:
+        # A task with a single document has no error of its own. Over all documents alike there is one, which is larger
+        # by what tasks differ.
+        of_tasks = [result for result in results if result.category in asked and result.score is not None]
+        weighted = compute_metric(Metric(name, partial(numbers, name)), of_tasks, stratum=results[0].key.task)
     return replace(weighted, value=lm_eval_mean(measures, sizes))
 
 

@@ -13,7 +13,7 @@ import json
 import logging
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -29,6 +29,8 @@ from llmfoundry_gauntlet.errors import Caught, ConfigError, DataError, closest, 
 RANDOM_SEED, NUMPY_SEED, TORCH_SEED = 0, 1234, 1234  # of `simple_evaluate`
 FIRST_VERSION = (0, 4, 13)  # of lm-eval whose TaskManager has `load`
 NO_FILTER = 'none'
+RUNS_PROGRAMS = 'runs the programs that the model writes, which is never done in this process'
+IN_SANDBOX = 'icl_task_type: code_evaluation runs programs in a sandbox'
 CODE_METRICS = ('code_eval', 'pass_at_k', 'pass@k')  # which run the model's answers
 GROUP_KEYS = ('group', 'group_alias', 'task', 'aggregate_metric_list', 'metadata', 'tag')
 ADDRESS = re.compile(r' at 0x[0-9a-f]+')
@@ -217,9 +219,7 @@ def load(name: str, include_path: str | None, *, num_shots: int, seed: int, labe
     """Return a task or group with its data, at this number of shots. Raise ConfigError or DataError."""
     manager = manager_of(name, include_path, label)
     definitions = list(leaf_definitions(name, manager, label))
-    problems = [f'{label}: {problem}' for leaf, config in definitions for problem in refusals(leaf, config)]
-    if problems:
-        raise ConfigError(problems)
+    raise_refusals(label, ((leaf, refusals(config)) for leaf, config in definitions))
     with random_states_kept():
         seed_everything()
         with Caught(packages=('datasets', 'huggingface_hub', 'jinja2', 'yaml'), bare=True) as caught:
@@ -227,9 +227,7 @@ def load(name: str, include_path: str | None, *, num_shots: int, seed: int, labe
             subtasks = [started(task, num_shots, seed) for task in loaded['tasks'].values()]
     if caught.error is not None:
         raise loading_error(caught.error, definitions, label)
-    problems = [f'{label}: {problem}' for subtask in subtasks for problem in refusals_of_loaded(subtask)]
-    if problems:
-        raise ConfigError(problems)
+    raise_refusals(label, ((subtask.name, refusals_of_loaded(subtask)) for subtask in subtasks))
     is_single = not loaded.get('groups') and len(subtasks) == 1
     return Loaded(
         subtasks=tuple(subtasks),
@@ -248,17 +246,18 @@ def started(task: Any, num_shots: int, seed: int) -> Subtask:
 
 def loading_error(error: BaseException, definitions: Sequence[tuple[str, Mapping[str, Any]]], label: str) -> DataError:
     """Return the error for a task that cannot be loaded, with its data set and how to read a file in its place."""
-    names = listed([leaf for leaf, _ in definitions])
-    data_sets = []
+    data_sets = {}
     for _, config in definitions:
         parts = [str(config[key]) for key in ('dataset_path', 'dataset_name') if config.get(key)]
-        data_sets.append(' '.join(parts) or 'made by its own code')
-    data = listed(dict.fromkeys(data_sets))
+        data_sets[' '.join(parts) or 'made by its own code'] = config.get('dataset_path')
+    # The parts of a data set that a group's tasks have one each would say no more.
+    if len(data_sets) > 1:
+        data_sets = dict.fromkeys(str(path) for path in data_sets.values())
     return DataError(
-        f'{label}: the task {names} of lm-eval cannot be loaded, whose data set is {data}: '
-        f'{type(error).__name__}: {reason_of(error)}; where it cannot be downloaded, write a YAML of your own that '
-        'includes it, with dataset_path: json and dataset_kwargs: {data_files: {test: FILE}}, and give its folder as '
-        'include_path'
+        f'{label}: {listed([leaf for leaf, _ in definitions])} of lm-eval cannot be loaded, data set: '
+        f'{listed(data_sets)}: {type(error).__name__}: {reason_of(error)}; where it cannot be downloaded, write a YAML '
+        'of your own that includes that of lm-eval, with dataset_path: json and dataset_kwargs: {data_files: {test: '
+        'FILE}}, and give its folder as include_path'
     )
 
 
@@ -378,58 +377,59 @@ def own_shots(name: str, include_path: str | None, label: str) -> int:
     return numbers.pop() if numbers else 0
 
 
-def refusals(leaf: str, config: Mapping[str, Any]) -> Iterator[str]:
+def raise_refusals(label: str, refusals_by_task: Iterable[tuple[str, Iterable[str]]]) -> None:
+    """Raise one ConfigError with every reason why tasks cannot be run, each with the tasks that it is about."""
+    tasks_by_reason: dict[str, list[str]] = {}
+    for task, reasons in refusals_by_task:
+        for reason in reasons:
+            tasks_by_reason.setdefault(reason, []).append(task)
+    if tasks_by_reason:
+        raise ConfigError([f'{label}: {listed(tasks)} of lm-eval: {why}' for why, tasks in tasks_by_reason.items()])
+
+
+def refusals(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield why a task cannot be run here, from its YAML alone, before any of its code is imported."""
     if config.get('unsafe_code'):
-        yield (
-            f'the task {leaf} of lm-eval runs the programs that the model writes (unsafe_code: true), which is never '
-            'done in this process; icl_task_type: code_evaluation runs programs in a sandbox'
-        )
+        yield f'{RUNS_PROGRAMS} (unsafe_code: true); {IN_SANDBOX}'
     for key in ('doc_to_image', 'doc_to_audio'):
         if config.get(key):
-            yield f'the task {leaf} of lm-eval has images or sounds ({key}); allowed: tasks of text'
+            yield f'has images or sounds ({key}); allowed: tasks of text'
     if (config.get('dataset_kwargs') or {}).get(TRUST) and int(version('datasets').partition('.')[0]) < 4:
         yield (
-            f'the task {leaf} of lm-eval runs code of its data set ({TRUST}: true), which needs your consent in '
-            'lm-eval; save its rows to a file, or install datasets 4 or later, which runs no such code'
+            f'runs code of its data set ({TRUST}: true), which needs your consent in lm-eval; save its rows to a file, '
+            'or install datasets 4 or later, which runs no such code'
         )
     for entry in config.get('metric_list') or ():
-        yield from refusals_of_metric(leaf, entry, is_own=config.get('process_results') is not None)
+        yield from refusals_of_metric(entry)
 
 
-def refusals_of_metric(leaf: str, entry: Mapping[str, Any], *, is_own: bool) -> Iterator[str]:
+def refusals_of_metric(entry: Mapping[str, Any]) -> Iterator[str]:
     """Yield why an entry of `metric_list` cannot be used."""
     from lm_eval.api.registry import get_aggregation, get_metric_aggregation
 
     name = entry.get('metric')
     if name in CODE_METRICS:
-        yield (
-            f'the task {leaf} of lm-eval runs the programs that the model writes (metric {name}), which is never done '
-            'in this process; icl_task_type: code_evaluation runs programs in a sandbox'
-        )
+        yield f'{RUNS_PROGRAMS} (metric {name}); {IN_SANDBOX}'
     aggregation = entry.get('aggregation')
     if aggregation is None and isinstance(name, str) and get_metric_aggregation(name) is None:
-        yield (
-            f'the metric {name} of the task {leaf} of lm-eval has no aggregation; give it one in metric_list, such as '
-            'aggregation: mean'
-        )
+        yield f'the metric {name} has no aggregation; give it one in metric_list, such as aggregation: mean'
     is_name = isinstance(aggregation, str) and '/' not in aggregation  # a function is shown as the path of its file
     if is_name and get_aggregation(aggregation) is None:
-        yield f'the metric {name} of the task {leaf} of lm-eval has the unknown aggregation {aggregation!r}'
+        yield f'the metric {name} has the unknown aggregation {aggregation!r}; allowed: a name of its registry'
 
 
 def refusals_of_loaded(subtask: Subtask) -> Iterator[str]:
     """Yield why a loaded task cannot be run here, for what its YAML does not say."""
     task = subtask.task
     if getattr(task, 'UNSAFE_CODE', False):
-        yield f'the task {subtask.name} of lm-eval runs the programs that the model writes, which is never done here'
+        yield f'{RUNS_PROGRAMS}; {IN_SANDBOX}'
     if getattr(task, 'MULTIMODAL', False):
-        yield f'the task {subtask.name} of lm-eval has images or sounds; allowed: tasks of text'
+        yield 'has images or sounds; allowed: tasks of text'
     if not subtask.docs:
-        yield f'the task {subtask.name} of lm-eval has no documents'
+        yield 'has no documents'
     for metric, aggregation in task.aggregation().items():
         if aggregation is None:
-            yield f'the metric {metric} of the task {subtask.name} of lm-eval has no aggregation; give it one'
+            yield f'the metric {metric} has no aggregation; give it one in metric_list, such as aggregation: mean'
 
 
 # Descriptions, for records and identities

@@ -324,3 +324,38 @@ load_suite([{'label': 'a', 'dataset_uri': 'a.jsonl', 'icl_task_type': 'multiple_
 assert 'lm_eval' not in sys.modules
 """
     subprocess.run([sys.executable, '-c', code], check=True)
+
+
+def test_a_group_has_an_error_though_a_task_has_one_document(tiny_llamas: Path, folder: Path):
+    rows = folder / 'one.jsonl'
+    rows.write_text(json.dumps({'q': 'What is 9+9?', 'choices': ['18', '19', '9 and 9'], 'gold': 0}))
+    write_task(folder, 'one', CHOICES.format(data=rows))
+    (folder / 'both.yaml').write_text('group: both\ntask: [sums, one]\naggregate_metric_list: [{metric: acc}]\n')
+
+    score = run(tiny_llamas / 'plain', entry(folder, 'both')).scores['both/0-shot']
+
+    share = score.metrics['acc'].value
+    assert score.categories['one'].metrics['acc'].standard_error is None
+    assert score.metrics['acc'].standard_error == pytest.approx(math.sqrt(share * (1 - share) / len(SUMS)))
+
+
+def test_a_reason_names_all_tasks_of_a_group_and_errors_of_all_entries_come_at_once(tiny_llamas: Path, groups: Path):
+    for name in ('small', 'smaller'):
+        text = (groups / f'{name}.yaml').read_text()
+        (groups / f'{name}.yaml').write_text(f'{text}unsafe_code: true\n')
+
+    with pytest.raises(GauntletError) as error:
+        run(tiny_llamas / 'plain', entry(groups, 'all_sums'), entry(groups, 'no_such_sums'))
+
+    of_group, of_unknown = error.value.problems
+    assert of_group.startswith('all_sums: small, smaller of lm-eval: runs the programs that the model writes')
+    assert 'no_such_sums' in of_unknown
+
+
+def test_a_shortened_prompt_has_fewer_shots(tiny_llamas: Path, folder: Path):
+    task = entry(folder, 'sums', num_fewshot=[4])
+
+    results = run(tiny_llamas / 'plain', task).results['sums/4-shot']
+
+    assert all(result.prompt_shortened for result in results)
+    assert all(0 < result.num_shots < 4 for result in results)
