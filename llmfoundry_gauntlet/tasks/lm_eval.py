@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmfoundry_gauntlet.data.examples import TaskRows, row_cluster, row_digest
 from llmfoundry_gauntlet.data.hugging_face import to_json_types
@@ -21,7 +21,6 @@ from llmfoundry_gauntlet.errors import ConfigError, suggestion
 from llmfoundry_gauntlet.metrics.metrics import Metric
 from llmfoundry_gauntlet.scoring.text import NON_FINITE_GENERATION
 from llmfoundry_gauntlet.tasks.base import TRUNCATED_REASON, Task
-from llmfoundry_gauntlet.tasks.encode import Encoder
 from llmfoundry_gauntlet.tasks.lm_eval_requests import (
     GenerationSettings,
     answers_of,
@@ -44,7 +43,6 @@ from llmfoundry_gauntlet.tasks.lm_eval_source import (
     own_shots,
 )
 from llmfoundry_gauntlet.tasks.lm_eval_tokens import TokenizingLM
-from llmfoundry_gauntlet.tasks.truncate import EncodedItem, shots_left
 from llmfoundry_gauntlet.types import (
     Example,
     GenerateRequest,
@@ -57,6 +55,10 @@ from llmfoundry_gauntlet.types import (
     ScoreRequest,
     StopRule,
 )
+
+if TYPE_CHECKING:
+    from llmfoundry_gauntlet.tasks.encode import Encoder
+    from llmfoundry_gauntlet.tasks.truncate import EncodedItem
 
 SCHEME = 'lm-eval://'
 NON_FINITE = 'non-finite log-probability'
@@ -254,6 +256,8 @@ class LmEvalTask(Task):
         return [self._encoded(example, lm, chat, max_seq_len) for example in examples]
 
     def _encoded(self, example: Example, lm: TokenizingLM, chat: Chat | None, max_seq_len: int) -> EncodedItem:
+        from llmfoundry_gauntlet.tasks.truncate import EncodedItem, shots_left  # late: reading YAML needs no numpy
+
         document = document_of(example)
         subtask = document.subtask
         instances = subtask.instances(chat)[document.doc_id]

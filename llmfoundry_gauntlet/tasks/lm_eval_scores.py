@@ -16,8 +16,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from llmfoundry_gauntlet.errors import Caught, ConfigError, listed
 from llmfoundry_gauntlet.metrics.metrics import Absent, Metric, compute_metric, mean_over, scored_once
 from llmfoundry_gauntlet.metrics.statistics import SHARE, weighted_sum
@@ -76,9 +74,7 @@ def metric_name(metric: str, filter_name: str, filters: Iterable[str]) -> str:
 
 def number_of(value: Any) -> float | None:
     """Return a finite number, None for any other value."""
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value.item()
-    if isinstance(value, np.generic):
+    if getattr(value, 'ndim', None) == 0:  # a number of NumPy or torch
         value = value.item()
     if isinstance(value, bool):
         return int(value)
@@ -87,8 +83,6 @@ def number_of(value: Any) -> float | None:
 
 def json_value(value: Any) -> Any:
     """Return a value of NumPy, a set or any other object in JSON types."""
-    if isinstance(value, np.generic):
-        return value.item()
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     if hasattr(value, 'tolist'):

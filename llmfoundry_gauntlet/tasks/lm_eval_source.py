@@ -21,8 +21,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llmfoundry_gauntlet.data.hugging_face import TRUST, reason_of, to_json_types
 from llmfoundry_gauntlet.errors import Caught, ConfigError, DataError, closest, listed
 
@@ -194,9 +192,9 @@ def gold_of(subtask: Subtask, doc: Any) -> int | str | None:
     """Return the index of the right choice of a document, or the right text; None if there are several or none."""
     task = subtask.task
     target = task.doc_to_text(doc) if getattr(task, 'multiple_input', 0) else task.doc_to_target(doc)
-    if isinstance(target, (bool, np.bool_)):
-        return int(target)
-    if isinstance(target, (int, np.integer)):
+    if getattr(target, 'ndim', None) == 0:  # a number of NumPy
+        target = target.item()
+    if isinstance(target, int):
         return int(target)
     if not isinstance(target, str):
         return None
@@ -505,7 +503,7 @@ def random_states_kept() -> Iterator[None]:
 def seed_everything() -> None:
     """Set the random states that lm-eval's `simple_evaluate` sets before it loads tasks."""
     random.seed(RANDOM_SEED)
-    np.random.seed(NUMPY_SEED)
+    import_module('numpy').random.seed(NUMPY_SEED)  # late, as reading a YAML file needs no numpy
     import_module('torch').default_generator.manual_seed(TORCH_SEED)
 
 
