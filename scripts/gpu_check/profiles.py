@@ -43,7 +43,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One run of some work: its wall seconds without the profiler, its kernels, and the waits of our own code."""
+    """One run of some work: its wall seconds without the profiler, its kernels, and its waits outside of models."""
 
     wall_seconds: float
     kernels: Kernels
