@@ -39,7 +39,7 @@ SLOW_BY_PREFIX = {
     ),
     'scoring/code/test_': 'attacks execution servers solutions',
     'scoring/test_': 'mathematics mathematics_process mathematics_reference mathematics_wrong text',
-    'test_': 'bench extending generation_parity invariance real_weights score score_elsewhere',
+    'test_': 'bench extending generation_parity invariance lm_eval real_weights score score_elsewhere',
 }
 SLOW = {prefix + name for prefix, names in SLOW_BY_PREFIX.items() for name in names.split()}
 

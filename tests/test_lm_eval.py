@@ -6,9 +6,10 @@ stand apart; leave out `add_partial`; keep a cached prefix after the weights hav
 
 from __future__ import annotations
 
-import json
 import logging
+import pkgutil
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from typing import Any
 import lm_eval
 import pytest
 import torch
-import yaml
 from command_line import loaded_by
 from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from paths import FIXTURES
+from lm_eval_tasks import TASKS, write_tasks
+from paths import FIXTURES, ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from llmfoundry_gauntlet.cli.lm_eval import with_our_model
@@ -261,59 +263,19 @@ def test_answers_do_not_depend_on_the_tokens_of_a_batch(tokens_per_batch: int) -
 
 # lm-eval's own programs
 
-ROWS = [
-    {'question': f'What is {what}?', 'choices': ['the sun', 'the sea', 'ice'], 'answer': number % 3}
-    for number, what in enumerate(['warm', 'cold', 'deep', 'bright', 'wet'])
-]
-TASKS: dict[str, dict[str, Any]] = {
-    'warm_choices': {
-        'output_type': 'multiple_choice',
-        'doc_to_choice': 'choices',
-        'doc_to_target': 'answer',
-        'num_fewshot': 2,
-        'fewshot_config': {'sampler': 'first_n'},
-        'metric_list': [{'metric': 'acc'}, {'metric': 'acc_norm'}, {'metric': 'acc_mutual_info'}],
-    },
-    'warm_texts': {
-        'output_type': 'generate_until',
-        'doc_to_target': '{{choices[answer]}}',
-        'generation_kwargs': {'until': ['\n'], 'max_gen_toks': 12},
-        'metric_list': [{'metric': 'exact_match'}],
-    },
-    'warm_windows': {
-        'output_type': 'loglikelihood_rolling',
-        'doc_to_text': '',
-        'doc_to_target': '{{question}} {{choices[answer]}}',
-        'metric_list': [{'metric': 'word_perplexity'}, {'metric': 'bits_per_byte'}],
-    },
-}
+NOT_DRAWN = [name for name in TASKS if name != 'warm_samples']  # by other draws than ours, and never cached
 
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
     """Return a folder with tasks of lm-eval, and their rows."""
-    folder = tmp_path / 'tasks'
-    folder.mkdir()
-    rows = folder / 'rows.json'
-    rows.write_text(''.join(json.dumps(row) + '\n' for row in ROWS))
-    for name, of_task in TASKS.items():
-        written = {
-            'task': name,
-            'dataset_path': 'json',
-            'dataset_kwargs': {'data_files': {'test': str(rows)}},
-            'test_split': 'test',
-            'fewshot_split': 'test',
-            'doc_to_text': 'Question: {{question}}\nAnswer:',
-            **of_task,
-        }
-        (folder / f'{name}.yaml').write_text(yaml.safe_dump(written))
-    return folder
+    return write_tasks(tmp_path / 'tasks')
 
 
 def evaluated(lm: Any, tasks: Path, **more: Any) -> dict[str, dict[str, float]]:
     """Return the metrics of each task; errors are left out, of which lm-eval has none here."""
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    outcome = lm_eval.simple_evaluate(model=lm, tasks=list(TASKS), task_manager=manager, bootstrap_iters=0, **more)
+    outcome = lm_eval.simple_evaluate(model=lm, tasks=NOT_DRAWN, task_manager=manager, bootstrap_iters=0, **more)
     metrics: dict[str, dict[str, float]] = {}
     for name, of_task in outcome['results'].items():
         metrics[name] = {metric: value for metric, value in of_task.items() if isinstance(value, float)}
@@ -325,7 +287,7 @@ def test_simple_evaluate_has_the_metrics_of_lm_eval(tasks: Path) -> None:
 
     results, expected = evaluated(ours, tasks), evaluated(theirs, tasks)
 
-    assert results.keys() == TASKS.keys()
+    assert results.keys() == {*NOT_DRAWN}
     assert {'acc,none', 'acc_norm,none', 'acc_mutual_info,none'} <= results['warm_choices'].keys()
     for name, of_task in expected.items():
         assert results[name] == pytest.approx(of_task, rel=1e-5), name
@@ -383,3 +345,10 @@ def test_without_the_extra_one_line_says_what_to_install(gauntlet: Any, monkeypa
 def test_no_other_command_loads_lm_eval() -> None:
     assert loaded_by('ls', names=('lm_eval',)) == []
     assert loaded_by('--help', names=('lm_eval',)) == []
+
+
+def test_the_entry_point_is_the_registered_class() -> None:
+    project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+    ((name, place),) = project['entry-points']['lm_eval.models'].items()
+
+    assert pkgutil.resolve_name(place) is GauntletLM is get_model(name)

@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
+from llmfoundry_gauntlet.config.resources import PACKAGE
 from llmfoundry_gauntlet.errors import ConfigError, MissingPackageError
 
+LM_EVAL = 'lm_eval'
 MODEL = 'gauntlet'
 # Everything after the first word, or after the first option that is not ours, is lm-eval's.
 ALL_TO_LM_EVAL = {'ignore_unknown_options': True, 'allow_interspersed_args': False}
@@ -43,7 +45,7 @@ def lm_eval(
         if '--model' in words:
             import llmfoundry_gauntlet.lm_eval  # noqa: F401  # which registers the model
     except ImportError as error:
-        needed = error.name or 'lm_eval'
+        needed = error.name or LM_EVAL
         raise MissingPackageError(
             f"gauntlet lm-eval needs {needed}, which is not installed; pip install 'llmfoundry-gauntlet[lm-eval]'"
         ) from error
@@ -88,9 +90,11 @@ def model_of_config(config: str | None) -> str | None:
 
 
 def is_of_lm_eval(traceback: TracebackType | None) -> bool:
-    """Return whether an error was raised within lm-eval's command line."""
+    """Return whether an error was raised by lm-eval, or below it, and not by this package that it calls."""
+    innermost = ''  # of the two packages
     while traceback is not None:
-        if traceback.tb_frame.f_globals.get('__name__') == 'lm_eval.__main__':
-            return True
+        package = traceback.tb_frame.f_globals.get('__name__', '').partition('.')[0]
+        if package in (LM_EVAL, PACKAGE.name):
+            innermost = package
         traceback = traceback.tb_next
-    return False
+    return innermost == LM_EVAL
