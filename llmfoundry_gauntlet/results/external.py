@@ -105,6 +105,8 @@ def token_limits(task: Task, examples: Sequence[Example], encoder: Encoder | Non
 
     if not task.generates:
         return {}
+    if task.builds_requests:
+        return {example.category: task.max_new_tokens_of(example.content) for example in examples}
     return {
         category: num_new_tokens(task, partial(longest, members)) for category, members in by_category(examples).items()
     }

@@ -359,3 +359,26 @@ def test_a_shortened_prompt_has_fewer_shots(tiny_llamas: Path, folder: Path):
 
     assert all(result.prompt_shortened for result in results)
     assert all(0 < result.num_shots < 4 for result in results)
+
+
+def test_generations_from_elsewhere_are_scored_by_the_task(gauntlet: Callable[..., tuple[int, str, str]], folder: Path):
+    tasks = folder / 'tasks.yaml'
+    tasks.write_text(json.dumps({'icl_tasks': [entry(folder, 'written_sums')]}))
+    requests, answers = folder / 'requests.jsonl', folder / 'answers.jsonl'
+
+    assert gauntlet('export', '--tasks', tasks, '--out', requests)[0] == 0
+    asked = [json.loads(line) for line in requests.read_text().splitlines()]
+    assert [request['max_new_tokens'] for request in asked] == [8] * len(SUMS)
+    assert [request['stop'] for request in asked] == [['\n']] * len(SUMS)
+    with answers.open('w') as file:
+        for request in asked:
+            gold = SUMS[request['row']]['choices'][SUMS[request['row']]['gold']]
+            key = {name: request[name] for name in ('task', 'num_shots', 'row')}
+            file.write(json.dumps({**key, 'text': f'{gold}\nand more'}) + '\n')
+
+    assert gauntlet('run', '--tasks', tasks, '--outputs', answers, '--out', folder / 'out')[0] == 0
+    # The strict filter takes the first character, the flexible one the last two.
+    metrics = json.loads((folder / 'out' / 'results.json').read_text())['tasks']['written_sums/0-shot']['metrics']
+    golds = [row['choices'][row['gold']] for row in SUMS]
+    assert metrics['exact_match,strict']['value'] == sum(len(gold) == 1 for gold in golds) / len(SUMS)
+    assert metrics['exact_match,flexible']['value'] == sum(len(gold) == 2 for gold in golds) / len(SUMS)
