@@ -180,7 +180,7 @@ def write_task(label: str, data_root: Path, folder: Path, num_documents: int, ke
 
     name = f'bench_{label}_{keys["num_fewshot"]}_shots'
     if keys.get('fewshot_config') == FIXED:
-        name += '_fixed'
+        name = f'{name}_fixed'
     folder = folder / name
     folder.mkdir(parents=True, exist_ok=True)
     files = {}

@@ -119,8 +119,10 @@ def logprobs(responses: Sequence[Any]) -> list[float]:
 
 def metrics_of(results: dict[str, Any]) -> dict[str, float]:
     """Return a task's metrics, without their standard errors."""
-    return {
-        name: value
-        for name, value in results.items()
-        if isinstance(value, float) and not name.partition(',')[0].endswith('_stderr')
-    }
+    metrics = {}
+    for name, value in results.items():
+        metric, _, _ = name.partition(',')
+        is_error = metric.split('_')[-1] == 'stderr'
+        if isinstance(value, float) and not is_error:
+            metrics[name] = value
+    return metrics
