@@ -116,8 +116,7 @@ class GauntletLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
             return []
         groups = group_pairs(requests, self._tasks)
         score_requests = [group.request(self.max_length) for group in groups]
-        with self._computing():
-            runner = self._runnable(lambda runner: runner.probe_scoring(score_requests))
+        runner = self._runnable(lambda runner: runner.probe_scoring(score_requests))
         if runner is None:
             answers: list[tuple[float, bool]] = super()._loglikelihood_tokens(requests, disable_tqdm, override_bs)
             return answers
@@ -158,8 +157,7 @@ class GauntletLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
         generate_requests = self._generate_requests(requests, settings, rows_for_engine)
         runner = None
         if generate_requests:
-            with self._computing():
-                runner = self._runnable(lambda runner: runner.probe_generation(list(generate_requests.values())))
+            runner = self._runnable(lambda runner: runner.probe_generation(list(generate_requests.values())))
         texts: dict[int, str] = {}
         if runner is not None:
             texts = self._generate(runner, requests, settings, generate_requests, is_hidden=disable_tqdm)
@@ -260,7 +258,8 @@ class GauntletLM(HFLM):  # type: ignore[misc]  # lm-eval has no types
         try:
             runner = self._current_runner()
             if probe is not None:
-                probe(runner)
+                with self._computing():
+                    probe(runner)
         except ModelError as error:
             self._explain(str(error))
             return None

@@ -1,7 +1,7 @@
 """GauntletLM beside lm-eval's Hugging Face backend: the same answers to every type of request.
 
-Mutations: drop the last window of a text; cut contexts on the right; give one answer to both of two equal pairs that
-stand apart; leave out `add_partial`; keep a cached prefix after the weights have changed; take the first `</think>`.
+Mutations: drop a window of a text; leave out the requests of an equal pair; leave out `add_partial`; leave the model in
+evaluation mode; let draws depend on the place of a request; follow settings of the engine where lm-eval has others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pytest
 import torch
 from command_line import loaded_by
 from lm_eval.api.instance import Instance
+from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -303,6 +304,21 @@ def test_answers_are_in_the_cache_of_lm_eval(tasks: Path, tmp_path: Path, monkey
         monkeypatch.setattr(HFLM, kind, None)  # called for nothing
 
     assert evaluated(ours, tasks, use_cache=cache) == results
+
+
+def test_answers_are_in_the_cache_before_all_have_been_given(tmp_path: Path) -> None:
+    ours, theirs = both()
+    cached_by = {}
+    for lm in (ours, theirs):
+        caching = CachingLM(lm, str(tmp_path / type(lm).__name__))
+        # Of the model itself, so that only what it has handed on by then is in the cache.
+        lm.loglikelihood(instances('loglikelihood', PAIRS), disable_tqdm=True)
+        lm.loglikelihood_rolling(instances('loglikelihood_rolling', [(QUESTION,)]), disable_tqdm=True)
+        lm.generate_until(instances('generate_until', [(QUESTION, {'max_gen_toks': 4})]), disable_tqdm=True)
+        cached_by[lm] = set(caching.dbdict.keys())
+
+    assert cached_by[ours] == cached_by[theirs]
+    assert len(cached_by[ours]) == len(set(PAIRS)) + 2
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,10 @@ class RequestRunner:
 
         num_tokens = sum(longest_row(request) for request in requests)
         budget = self._budget(num_tokens=num_tokens).scoring
-        self.language_model.forget()  # the weights may have changed
         self._score_in(layout, requests, budget, keep_finite)
         if suspects:
             self._score_in(PADDED_ROWS, suspects, budget, on_outputs)
-        self.language_model.forget()
+        self.language_model.forget()  # frees the cached prefix, which is of these weights
 
     def generate(self, requests: Sequence[GenerateRequest], on_finished: OnFinished) -> None:
         """Generate for requests after `probe_generation`; `on_finished` gets each generation once, as it has ended."""
