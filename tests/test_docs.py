@@ -59,6 +59,7 @@ SYSTEM = {
     'export',
     'git',
     'pre-commit',
+    'python3',
     'python3.11',
     'twine',
     'ulimit',
