@@ -89,7 +89,7 @@ def in_float64(language_model: CausalLanguageModel) -> Iterator[None]:
     try:
         for tensor, original in zip(tensors, originals, strict=True):
             tensor.data = original.double()
-        with NoFloat32():  # type: ignore[no-untyped-call]
+        with NoFloat32(), experts_one_by_one(language_model.model):  # type: ignore[no-untyped-call]
             yield
     finally:
         for tensor, original in zip(tensors, originals, strict=True):
@@ -101,6 +101,20 @@ def in_float64(language_model: CausalLanguageModel) -> Iterator[None]:
 def floating_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     """Return the weights and buffers of a model that are floating-point numbers, each once."""
     return [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+
+
+@contextmanager
+def experts_one_by_one(model: Any) -> Iterator[None]:
+    """Run the experts of a mixture one by one until the context ends, as no grouped kernel of torch takes float64."""
+    implementation = getattr(getattr(model, 'config', None), '_experts_implementation', None)  # of transformers 5
+    if implementation is None:
+        yield
+        return
+    model.set_experts_implementation('eager')
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(implementation)
 
 
 class NoFloat32(TorchDispatchMode):

@@ -36,9 +36,7 @@ def on_device(model: Any, dtype: str, device: torch.device) -> CausalLanguageMod
 
 @contextmanager
 def exactly(model: Any) -> Iterator[Any]:
-    """Yield a model on a CPU that computes in float64; afterwards its experts run one by one."""
-    if hasattr(model, 'set_experts_implementation'):  # of transformers 5, whose grouped kernel takes no float64
-        model.set_experts_implementation('eager')
+    """Yield a model on a CPU that computes in float64."""
     with in_float64(CausalLanguageModel(model, device=networks.CPU)):
         yield model
 

@@ -149,6 +149,24 @@ def test_everything_is_computed_in_float64():
     assert 0 < float((exact - with_norms_in_float32).abs().max()) < 1e-4
 
 
+@pytest.mark.skipif(not networks.IS_TRANSFORMERS_5, reason='experts in groups are of transformers 5')
+def test_a_mixture_whose_experts_run_in_groups_is_computed_in_float64():
+    """Mutation: no `experts_one_by_one`, as the kernel takes no float64."""
+    language_model = CausalLanguageModel(every_family.build_deep('mixtral'), device=CPU)
+    model = language_model.model
+    model.set_experts_implementation('grouped_mm')
+    ids = torch.tensor([[3, 14, 15, 9]])
+
+    def off_the_second_run() -> float:
+        first, second = (model(input_ids=ids).logits for _ in range(2))
+        assert first.dtype == torch.float64
+        return float((first - second).abs().max())
+
+    with torch.no_grad():
+        assert difference_in_float64(language_model, off_the_second_run) == 0
+    assert model.config._experts_implementation == 'grouped_mm'
+
+
 @pytest.mark.parametrize(
     ('nominal', 'of_rounding', 'covered', 'beyond'),
     [
