@@ -15,8 +15,8 @@ sys.path.insert(0, str(ROOT / 'scripts' / 'bench'))
 import ours
 import parts
 from bare_forward import BareForward, bare_batches
-from lm_eval_definitions import DEFINITIONS
-from lm_eval_tasks import GauntletBackend, HFBackend
+from lm_eval_backends import GauntletBackend, HFBackend
+from lm_eval_bench_tasks import DEFINITIONS
 from materials import HYBRIDS, MORE_RULES, RECIPES
 from parts import LIKELIHOOD_ROWS, PARTS, SCORE_ROWS, ZERO_SHOT, Place
 from table import RowResult, group_means, groups_table, rows_table

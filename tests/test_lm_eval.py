@@ -23,7 +23,7 @@ from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from lm_eval_tasks import TASKS, write_tasks
+from lm_eval_own_tasks import TASKS, write_tasks
 from paths import FIXTURES, ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from lm_eval_definitions import FIXED, write_task
+from lm_eval_bench_tasks import FIXED, write_task
 from materials import FAMILIES, FOUNDRY_MPT, HYBRIDS, LLAMA, LLAMA_ALL_HEADS, MORE_RULES
 
 from llmfoundry_gauntlet.config.score import GENERATE, LIKELIHOOD, MMLU_PRO, OPTION_ORDER, PROMPT
@@ -221,7 +221,7 @@ def write_questions(source: Path, num_questions: int, folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LMEvalRow:
-    """A task of lm-eval's own (`lm_eval_definitions.DEFINITIONS`) on `items` documents, in its `simple_evaluate`.
+    """A task of lm-eval's own (`lm_eval_bench_tasks.DEFINITIONS`) on `items` documents, in its `simple_evaluate`.
 
     With `fixed_shots` all documents have the same shots. `max_new_tokens` replaces the limit of a generation task.
     """
@@ -492,7 +492,7 @@ LM_EVAL_ROWS = (
 PARTS = {
     'lm-eval': Part(
         rows=LM_EVAL_ROWS,
-        contenders={OURS: 'lm_eval_tasks:GauntletBackend', LM_EVAL: 'lm_eval_tasks:HFBackend'},
+        contenders={OURS: 'lm_eval_backends:GauntletBackend', LM_EVAL: 'lm_eval_backends:HFBackend'},
         vocabularies=OF_FAMILIES,
         in_reference=(),
     ),

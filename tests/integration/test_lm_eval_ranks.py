@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval_tasks import TASKS, write_tasks
+from lm_eval_own_tasks import TASKS, write_tasks
 from paths import FIXTURES, ROOT
 from torchrun import GAUNTLET, run, run_well
 
