@@ -23,7 +23,8 @@ import real
 import validation_tables
 import wheels
 from gguf_tokenizers import Kind, Piece, byte_level_tokenizer, check_round_trips, sentencepiece_tokenizer, tokenizer_of
-from published_scores import right_by_sum, right_per_character, scores_of_tasks
+from published_scores import right_by_sum, right_per_character, scores_of_tasks, with_words
+from real_rows import Q_AND_A_WORDS
 from tokenizers.pre_tokenizers import ByteLevel
 
 SCRIPTS = ROOT / 'scripts' / 'real_weights'
@@ -323,6 +324,16 @@ def test_a_published_score_is_by_sum_or_per_character(right: Any, expected: floa
     item = {'gold': 0, 'logprobs': [-2.0, -3.0], 'choices': [' a', ' abc']}
 
     assert right(item) == expected
+
+
+def test_rows_are_written_with_other_words_in_their_contexts(tmp_path: Path):
+    source = tmp_path / 'rows.jsonl'
+    row = {'context': 'Question: Which\u2028one?\nAnswer:', 'answer': 'Question: '}
+    source.write_text(json.dumps(row, ensure_ascii=False) + '\n', 'utf-8')
+
+    written = with_words(source, Q_AND_A_WORDS, tmp_path / 'others.jsonl')
+
+    assert json.loads(written.read_text('utf-8')) == {'context': 'Q: Which\u2028one?\nA:', 'answer': 'Question: '}
 
 
 # Tables

@@ -20,7 +20,7 @@ from wheels import Skipped
 from llmfoundry_gauntlet.data.readers import locate
 
 # Items of each task, the same at each run.
-PUBLISHED_ITEMS = {SMOLLM2: 200, GEMMA3: 120}
+PUBLISHED_ITEMS = {SMOLLM2: 200, GEMMA3: 300}
 GAUNTLET_ITEMS = {SMOLLM2: 2, GEMMA3: 1}
 MAX_SEQ_LEN = 2048
 # Programs take as long to generate as all other tasks together.
@@ -32,9 +32,9 @@ def evaluate_published(name: str, model: Path, data_root: Path, out: Path) -> di
     """Return the scores of the tasks with published ones, each with its error, by name."""
     entries = [entry for entry in PUBLISHED if entry.model == name]
     rows = out / 'rows'
-    tasks = [task_of(entry, number, data_root) for number, entry in enumerate(entries)]
+    rows.mkdir(parents=True, exist_ok=True)
+    tasks = [task_of(entry, number, data_root, rows) for number, entry in enumerate(entries)]
     tasks_file = rows / f'published-{name}.yaml'
-    tasks_file.parent.mkdir(parents=True, exist_ok=True)
     tasks_file.write_text(yaml.safe_dump({'icl_tasks': tasks}), 'utf-8')
 
     run = out / f'published-{name}'
@@ -91,14 +91,32 @@ def gauntlet_run(arguments: Sequence[Any], run: Path) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def task_of(entry: Published, number: int, data_root: Path) -> dict[str, Any]:
-    """Return the YAML keys of a task in the form in which its score was published."""
+def task_of(entry: Published, number: int, data_root: Path, rows: Path) -> dict[str, Any]:
+    """Return the YAML keys of a task in a prompt form; a file with other words is written to the folder `rows`."""
     task = {**task_entries()[entry.label], 'num_fewshot': [entry.num_shots], 'has_categories': False}
     source = locate(task['dataset_uri'], data_root)
-    task |= {'label': f'{entry.label}_{number}', 'dataset_uri': str(source.resolve())}
+    label = f'{entry.label}_{number}'
+    if entry.words:
+        source = with_words(source, entry.words, rows / f'{label}.jsonl')
+    task |= {'label': label, 'dataset_uri': str(source.resolve())}
     if entry.delimiter is not None:
         task['continuation_delimiter'] = entry.delimiter
+    if entry.blank_line_between_shots:
+        task['example_delimiter'] = '\n\n'
     return task
+
+
+def with_words(source: Path, words: Sequence[tuple[str, str]], target: Path) -> Path:
+    """Write the rows of a file with other words in their contexts to another file, which is returned."""
+    lines = []
+    # Not by `splitlines`, which ends lines at characters that JSON texts may hold.
+    for line in source.read_text('utf-8').strip().split('\n'):
+        row = json.loads(line)
+        for old, new in words:
+            row['context'] = row['context'].replace(old, new)
+        lines.append(json.dumps(row, ensure_ascii=False))
+    target.write_text('\n'.join(lines) + '\n', 'utf-8')
+    return target
 
 
 def score_of(entry: Published, samples: Path) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Published:
     """A published score, and the task that measures it here.
 
     `score` of choices: 'sum' is the most probable choice as a whole, 'per_character' by its mean per character; lm-eval
-    calls them acc and acc_norm. 'accuracy' is our task's own.
+    calls them acc and acc_norm. 'accuracy' is our task's own. Of the contexts of rows, `words` are replaced by others.
     """
 
     model: str
@@ -52,6 +52,8 @@ class Published:
     source: str
     num_shots: int = 0
     delimiter: str | None = None
+    words: tuple[tuple[str, str], ...] = ()
+    blank_line_between_shots: bool = False
 
 
 # Choices of few tokens, as lm-eval runs the context again for each.
@@ -92,6 +94,8 @@ OF_SMOLLM2 = 'https://huggingface.co/lldois/SmolLM2-135M-Reasoning-SLERP-Champio
 OF_GEMMA3 = 'https://ai.google.dev/gemma/docs/core/model_card_3 (Gemma 3 PT 270M)'
 
 GAUNTLETS, LM_EVALS = "the Gauntlet's", "lm-eval's"
+Q_AND_A = 'Q: and A:, a blank line between shots'
+Q_AND_A_WORDS = (('Question: ', 'Q: '), ('\nAnswer:', '\nA:'))
 LINE = '\nAnswer: '  # lm-eval's prompts end so, and the Gauntlet's: without shots both are the same
 
 published_for_smollm2 = partial(Published, model=SMOLLM2, source=OF_SMOLLM2, form=LM_EVALS)
@@ -106,4 +110,13 @@ PUBLISHED = (
     published_for_gemma3(label='arc_easy', percent=57.7, form=LM_EVALS, score='sum', delimiter=LINE),
     published_for_gemma3(label='boolq', percent=61.4, form=GAUNTLETS, score='sum', delimiter=LINE),
     published_for_gemma3(label='triviaqa_sm_sub', percent=15.4, form=GAUNTLETS, score='accuracy', num_shots=5),
+    published_for_gemma3(
+        label='triviaqa_sm_sub',
+        percent=15.4,
+        form=Q_AND_A,
+        score='accuracy',
+        num_shots=5,
+        words=Q_AND_A_WORDS,
+        blank_line_between_shots=True,
+    ),
 )
