@@ -103,7 +103,7 @@ ENVIRONMENT_OF_BENCH_programs := $(READY)
 ENVIRONMENT_OF_BENCH_lm-eval := $(READY)
 ENVIRONMENT_OF_BENCH_hybrids := .venv-newest/.ready
 bench: $(or $(ENVIRONMENT_OF_BENCH_$(PART)),$(READY) $(REFERENCE_READY))
-	$(dir $<)bin/python scripts/bench/$(if $(filter programs,$(PART)),programs.py,run.py $(PART)) $(if $(QUICK),--quick)
+	$(dir $<)bin/python scripts/bench/$(if $(filter programs,$(PART)),program_speed.py,run.py $(PART)) $(if $(QUICK),--quick)
 
 gpu:
 	$(PYTHON_GPU) scripts/gpu.py $(if $(QUICK),--quick) $(if $(PART),--part $(PART)) \

@@ -19,6 +19,8 @@ pytest.importorskip('lm_eval')
 
 MAX_SEQ_LEN = 128  # below which the prompts with two shots are longer
 
+reads_the_whole_index = pytest.mark.slow  # of lm-eval's 14,000 definitions, which takes seconds
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -118,8 +120,12 @@ def test_records_give_the_same_scores_again(
 @pytest.mark.parametrize(
     ('change', 'facts'),
     [
-        ({'lm_eval_task': 'sumz'}, ('sumz', "did you mean 'sums'")),
-        ({'lm_eval_task': 'no_such_task_at_all'}, ('no_such_task_at_all', 'lm-eval ls tasks')),
+        pytest.param({'lm_eval_task': 'sumz'}, ('sumz', "did you mean 'sums'"), marks=reads_the_whole_index),
+        pytest.param(
+            {'lm_eval_task': 'no_such_task_at_all'},
+            ('no_such_task_at_all', 'lm-eval ls tasks'),
+            marks=reads_the_whole_index,
+        ),
         ({'include_path': '/no/such/folder'}, ('include_path', '/no/such/folder')),
         ({'metric': 'acc_nrom'}, ('acc_nrom', 'acc_norm')),
         ({'prelimiter': 'Q: '}, ('prelimiter', 'leave it out')),
@@ -159,6 +165,7 @@ def test_a_task_that_cannot_be_run_is_refused_by_name(tiny_llamas: Path, folder:
     assert fact in str(error.value)
 
 
+@reads_the_whole_index
 def test_a_task_is_named_by_the_path_of_its_yaml(tiny_llamas: Path, folder: Path):
     task = entry(folder, str(folder / 'sums.yaml'), label='sums')
     del task['include_path']
@@ -193,6 +200,7 @@ def groups(folder: Path) -> Path:
     return folder
 
 
+@reads_the_whole_index
 def test_groups_are_averaged_as_lm_eval_does(tiny_llamas: Path, groups: Path):
     model = tiny_llamas / 'plain'
 
@@ -211,6 +219,7 @@ def test_groups_are_averaged_as_lm_eval_does(tiny_llamas: Path, groups: Path):
         assert of_task == numbers(results[name])
 
 
+@reads_the_whole_index
 @pytest.mark.parametrize('task', ['no_average', 'some_sums'])
 def test_a_group_without_an_average_and_a_tag_have_no_number_of_their_own(tiny_llamas: Path, groups: Path, task: str):
     score = run(tiny_llamas / 'plain', entry(groups, task)).scores[f'{task}/0-shot']
@@ -326,6 +335,7 @@ assert 'lm_eval' not in sys.modules
     subprocess.run([sys.executable, '-c', code], check=True)
 
 
+@reads_the_whole_index
 def test_a_group_has_an_error_though_a_task_has_one_document(tiny_llamas: Path, folder: Path):
     rows = folder / 'one.jsonl'
     rows.write_text(json.dumps({'q': 'What is 9+9?', 'choices': ['18', '19', '9 and 9'], 'gold': 0}))
@@ -339,6 +349,7 @@ def test_a_group_has_an_error_though_a_task_has_one_document(tiny_llamas: Path, 
     assert score.metrics['acc'].standard_error == pytest.approx(math.sqrt(share * (1 - share) / len(SUMS)))
 
 
+@reads_the_whole_index
 def test_a_reason_names_all_tasks_of_a_group_and_errors_of_all_entries_come_at_once(tiny_llamas: Path, groups: Path):
     for name in ('small', 'smaller'):
         text = (groups / f'{name}.yaml').read_text()

@@ -1,6 +1,6 @@
 """Time the scoring of programs in each language, in the sandbox and as bare processes.
 
-    make bench PART=programs [QUICK=1]      (or: .venv/bin/python scripts/bench/programs.py [--quick])
+    make bench PART=programs [QUICK=1]      (or: .venv/bin/python scripts/bench/program_speed.py [--quick])
 
 Programs are the solutions in HumanEval's files or, if absent, in our own. Each is scored as in an evaluation: the
 program and its test in two processes, compiled first in C++. `alone` is the median of one program after another, `bare`
