@@ -98,7 +98,9 @@ def test_wrong_tasks_are_an_error_before_the_model_is_loaded():
 @pytest.mark.parametrize(
     ('config', 'found'),
     [
-        *((config, r'is .*; allowed: a mapping') for config in ('FULL_SHARD', ['x'], 3)),
+        ('FULL_SHARD', r'is .*; allowed: a mapping'),
+        (['x'], r'is .*; allowed: a mapping'),
+        (3, r'is .*; allowed: a mapping'),
         (
             {'sharding_strateg': 'FULL_SHARD'},
             "sharding_strateg: unknown key 'sharding_strateg', did you mean 'sharding_strategy'",
