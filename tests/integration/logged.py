@@ -244,9 +244,13 @@ def tensorboard_events(folder: Path) -> Any:
 
 
 def tensorboard_values(folder: Path) -> Values:
-    """Return all scalars."""
+    """Return all scalars in the order in which they were written.
+
+    The reader has them by the names of files, of which Composer's logger writes several in a second: 10 before 9.
+    """
     found = tensorboard_events(folder)
-    return {key: [(event.step, event.value) for event in found.Scalars(key)] for key in found.Tags()['scalars']}
+    events = {key: sorted(found.Scalars(key), key=lambda event: event.wall_time) for key in found.Tags()['scalars']}
+    return {key: [(event.step, event.value) for event in events[key]] for key in events}
 
 
 def tensorboard_charts(folder: Path) -> dict[str, str]:
