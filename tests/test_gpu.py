@@ -298,6 +298,24 @@ def test_a_device_that_rounds_more_than_its_type_is_noticed(rows_of, monkeypatch
 
 
 @pytest.mark.slow
+def test_weights_that_transformers_leaves_in_float32_stay_there():
+    """Mutation: the model is cast as a whole, with which Inkling's routers do not run."""
+    import every_family
+    import torch
+    from gpu_check.exact import on_device
+
+    model = every_family.build_reference('rwkv')
+
+    weights = dict(on_device(model, 'fp16', torch.device('cpu')).model.named_parameters())
+
+    in_float32 = {name for name, weight in weights.items() if weight.dtype == torch.float32}
+    assert in_float32 == {name for name in weights if name.endswith(('time_decay', 'time_first'))}
+    assert len(in_float32) == 2 * model.config.num_hidden_layers
+    for name, weight in model.named_parameters():
+        assert weights[name].equal(weight.to(weights[name].dtype))
+
+
+@pytest.mark.slow
 def test_a_window_of_another_length_is_noticed(rows_of, monkeypatch):
     from gpu_check import layouts
 

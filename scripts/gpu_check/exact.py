@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
 from llmfoundry_gauntlet.engine.plan import plan
 from llmfoundry_gauntlet.engine.rounding import ROUNDING_TOLERANCE, TOLERANCE, in_float64
+from llmfoundry_gauntlet.runtime.loading import DTYPE, quiet
 from llmfoundry_gauntlet.types import Floats, ScoreRequest
 
 FP32, BF16, FP16 = 'fp32', 'bf16', 'fp16'
@@ -21,17 +23,19 @@ HALF_TOLERANCE = 2  # in half precision, in rounding errors of the largest logit
 
 
 def on_device(model: Any, dtype: str, device: torch.device) -> CausalLanguageModel:
-    """Return the model on the device in this type, ready to be run.
+    """Return a copy of the model on the device in this type, ready to be run.
 
-    Rotary frequencies stay in float32, as when transformers loads a model: in half precision the angles of late
-    positions would be others altogether.
+    It is cast by transformers, as if it were loaded: weights such as those of routers stay in float32, and so do
+    rotary frequencies, as in half precision the angles of late positions would be others altogether.
     """
-    frequencies = {name: buffer for name, buffer in model.named_buffers() if name.endswith('inv_freq')}
-    model.to(device, DTYPES[dtype])
-    for name, buffer in frequencies.items():
-        owner, _, attribute = name.rpartition('.')
-        setattr(model.get_submodule(owner), attribute, buffer.to(device))
-    return CausalLanguageModel(model, device=device)
+    with quiet():
+        loaded = type(model).from_pretrained(
+            None,
+            config=copy.deepcopy(model.config),
+            state_dict=model.state_dict(),
+            **{DTYPE: DTYPES[dtype]},
+        )
+    return CausalLanguageModel(loaded.to(device), device=device)
 
 
 @contextmanager

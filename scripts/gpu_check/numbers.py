@@ -93,7 +93,7 @@ def compare_family(name: str, options: Options, rows: Rows) -> None:
         return
     for dtype in TYPES:
         with rows.row(f'{name}, {dtype}', group=dtype) as row:
-            on_its_own = on_device(copy.deepcopy(reference), dtype, options.torch_device)
+            on_its_own = on_device(reference, dtype, options.torch_device)
             rounded = bare_numbers(on_its_own.model)
             if not (np.isfinite(rounded.scores).all() and np.isfinite(rounded.logits).all()):
                 raise Skipped(f'the numbers of the model alone are not finite in {dtype}')
