@@ -230,6 +230,29 @@ def test_eager_attention_that_cannot_be_switched_is_not_told(caplog):
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('window', [8, LONGEST])
+def test_attention_that_needs_a_mask_is_not_used_where_transformers_leaves_it_out(monkeypatch, dtype, window: int):
+    """As sdpa of Doge with transformers 5.17: rows within a window that needed no padding saw their later tokens.
+
+    Mutations: rows with padding alone are compared; the median is that of all rows.
+    """
+    sdpa = AttentionInterface()['sdpa']
+
+    def without_order(module, query, key, value, attention_mask, **more):
+        length = query.shape[2]
+        if attention_mask is None and length <= window:
+            attention_mask = query.new_zeros(1, 1, length, length)
+        return sdpa(module, query, key, value, attention_mask, **more)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, 'sdpa', without_order)
+    model = networks.network('llama', attn_implementation='sdpa').to(dtype)
+
+    _, language_model = probed(model)
+
+    assert language_model.eager
+
+
 def test_long_rows_are_shortened_for_eager_attention(monkeypatch):
     """Four heads: rows of 50 tokens make 10,000 scores per layer. Mutation: use `longest`."""
     monkeypatch.setattr(probing, 'MAX_EAGER_SCORES', 10_000)
