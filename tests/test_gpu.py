@@ -298,6 +298,28 @@ def test_a_device_that_rounds_more_than_its_type_is_noticed(rows_of, monkeypatch
 
 
 @pytest.mark.slow
+def test_a_type_in_which_the_model_itself_does_not_run_is_skipped_with_its_error(rows_of, monkeypatch):
+    """As DeepSeek V4 of transformers 5.17, which multiplies float32 by bfloat16."""
+    from gpu_check import numbers
+
+    on_device = numbers.on_device
+
+    def with_a_layer_in_float32(model: Any, dtype: str, device: Any) -> Any:
+        language_model = on_device(model, dtype, device)
+        language_model.model.lm_head.float()
+        return language_model
+
+    monkeypatch.setattr(numbers, 'on_device', with_a_layer_in_float32)
+
+    rows = rows_of(numbers.compare_family, name='llama')
+
+    assert rows['llama, fp32']['status'] == 'passed'
+    for dtype in ('bf16', 'fp16'):
+        assert rows[f'llama, {dtype}']['status'] == 'skipped'
+        assert rows[f'llama, {dtype}']['reason'].startswith(f'the model alone does not run in {dtype}: RuntimeError: ')
+
+
+@pytest.mark.slow
 def test_weights_that_transformers_leaves_in_float32_stay_there():
     """Mutation: the model is cast as a whole, with which Inkling's routers do not run."""
     import every_family

@@ -33,7 +33,7 @@ from gpu_check.exact import (
     scores_in,
 )
 from gpu_check.options import Options
-from gpu_check.results import Row, Rows, Skipped
+from gpu_check.results import Row, Rows, Skipped, one_line
 from llmfoundry_gauntlet.engine.decoding import GenerationDecoder
 from llmfoundry_gauntlet.engine.generate import TextGenerator
 from llmfoundry_gauntlet.engine.model import CausalLanguageModel
@@ -94,7 +94,12 @@ def compare_family(name: str, options: Options, rows: Rows) -> None:
     for dtype in TYPES:
         with rows.row(f'{name}, {dtype}', group=dtype) as row:
             on_its_own = on_device(reference, dtype, options.torch_device)
-            rounded = bare_numbers(on_its_own.model)
+            try:
+                rounded = bare_numbers(on_its_own.model)
+            except RuntimeError as error:
+                if 'same dtype' not in str(error):
+                    raise
+                raise Skipped(f'the model alone does not run in {dtype}: {one_line(error)}') from error
             if not (np.isfinite(rounded.scores).all() and np.isfinite(rounded.logits).all()):
                 raise Skipped(f'the numbers of the model alone are not finite in {dtype}')
             nudged_off = off(nudged_scores[dtype], exact.scores, dtype)
