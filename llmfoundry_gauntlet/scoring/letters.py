@@ -50,20 +50,20 @@ BEFORE = re.compile(
 )
 
 # The letter of a statement, and what is around it: ' therefore option (B)'.
-FILLER = r'[\s:"\'(\[{]|[-\u2013\u2014>#]\s|\\boxed|\b(?:therefore|thus|(?:most\s+)?\w+ly)\b|' + POINTS
+FILLER = r'[\s:"\'(\[{]|[-\u2013\u2014>#]\s|\\boxed|\b(?:therefore|thus|indeed|(?:most\s+)?\w+ly)\b|' + POINTS
 CLOSE = r'(?P<close>(?:[)\]}]|["\'](?!\w))*)'
 NOUN = r'(?:the\s+)?\b(?:option|choice|letter|answer)\b'
 LETTER = re.compile(rf'(?:{FILLER})*+(?P<noun>(?i:{NOUN}))?(?:{FILLER})*+(?P<letter>[A-Za-z]){CLOSE}')
 # Follows a letter that is part of a word, a formula or a name: 'e.g.', 'B12', 'C++', "A's", 'D-glucose', 'B = 5'.
 PART = re.compile(r"[\w+#^\\]|\.[A-Za-z](?!\w)|[-']\w|\s*[=<>]")
 # Another letter joined to it: ' or B', ', and (C)', '/D'.
-JOINED = re.compile(rf'\s*(?:(?:\b(?:and|or)\b|[&/,])\s*)+(?:(?:option|choice)\s+)?["(]*(?P<letter>[A-Za-z]){CLOSE}')
+JOINED = re.compile(rf'\s*(?:(?:\b(?:and|or)\b|[&/,])\s*)+(?:(?:option|choice)\s+)?["(\[]*(?P<letter>[A-Za-z]){CLOSE}')
 OPEN_END = re.compile(r'[\s,.]*\bor\b', re.IGNORECASE)  # 'B. Or C.'
 ANOTHER = re.compile(r'\b(?:and|or)\s+\(([A-Z])\)')  # 'Paris and (C)'
 REASON = r'(?:because|since|as|due)\b'
 
 # Placeholders for the letter in an instruction. Models, above all young ones, repeat its sentence after their answer.
-LEAD = r'(?:[\s:"\'(\[{<]|\\boxed)*+'
+LEAD = r'(?:[\s:"\'(\[{<]|\\boxed|indeed\b)*+'
 BLANK = r'(?i:letter|answer|option|choice|label|insert|your|here|placeholder|blank)'
 NO_LETTER = r'(?!\s*["\'(\[:]*\s*[A-WZ]\b)'  # no letter of an option follows
 UNKNOWN = re.compile(  # 'X', '(x)'

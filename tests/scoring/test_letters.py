@@ -32,6 +32,7 @@ READ = [
     ('The best answer is [A].', CITIES, 'A'),
     ('The best answer is the letter D.', CITIES, 'D'),
     ('The best answer is therefore (D).', CITIES, 'D'),
+    ('D: 11\n\nThe best answer is indeed D: 11.', CITIES, 'D'),
     ('The best answer is A) Paris', CITIES, 'A'),
     ('The best answer is A - Paris', CITIES, 'A'),
     ('The best answer is (B), since (A) and (C) contradict it.', CITIES, 'B'),
@@ -98,6 +99,7 @@ UNREAD = [
     ('The best answer is \u0412', CITIES),  # Cyrillic
     ('The best answer is [the_answer_letter].', CITIES),
     ('The best answer is a', SIGNS),  # an option's text and another's letter
+    ('The best answer is indeed [A] and [B].', CITIES),
     ('The best answer is Rome', TWICE),
     ('The best answer is Rome (B)', CITIES),
     ('A man walks into a bar.', CITIES),
@@ -278,6 +280,7 @@ PLACEHOLDERS = (
     '"X"',
     'X (X = its letter)',
     'X, where X is its letter',
+    'indeed X',
     'Y',
     'x',
     '[letter]',
