@@ -123,6 +123,8 @@ class NoFloat32(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation with float64 for its `dtype` if that is float32."""
         kwargs = dict(kwargs or {})
+        if func is torch.ops.aten.full.default and isinstance(args[1], float):
+            kwargs.setdefault('dtype', torch.float32)  # that of a number by default, as XGLM has its masks
         if kwargs.get('dtype') == torch.float32:
             kwargs['dtype'] = torch.float64
         return func(*args, **kwargs)

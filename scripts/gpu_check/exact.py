@@ -23,19 +23,23 @@ HALF_TOLERANCE = 2  # in half precision, in rounding errors of the largest logit
 
 
 def on_device(model: Any, dtype: str, device: torch.device) -> CausalLanguageModel:
-    """Return a copy of the model on the device in this type, ready to be run.
+    """Return a copy of the model on the device in this type, ready to be run."""
+    return CausalLanguageModel(loaded(model, dtype).to(device), device=device)
 
-    It is cast by transformers, as if it were loaded: weights such as those of routers stay in float32, and so do
-    rotary frequencies, as in half precision the angles of late positions would be others altogether.
+
+def loaded(model: Any, dtype: str) -> Any:
+    """Return a copy of the model as transformers loads it in this type.
+
+    Weights such as those of routers stay in float32, and so do rotary frequencies, as in half precision the angles of
+    late positions would be others altogether. Of some families the row of the padding token becomes zeros.
     """
     with quiet():
-        loaded = type(model).from_pretrained(
+        return type(model).from_pretrained(
             None,
             config=copy.deepcopy(model.config),
-            state_dict=model.state_dict(),
+            state_dict={name: weight.clone() for name, weight in model.state_dict().items()},
             **{DTYPE: DTYPES[dtype]},
         )
-    return CausalLanguageModel(loaded.to(device), device=device)
 
 
 @contextmanager

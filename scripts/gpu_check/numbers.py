@@ -27,6 +27,7 @@ from gpu_check.exact import (
     bare_logits,
     bare_scores,
     exactly,
+    loaded,
     most_off,
     off,
     on_device,
@@ -85,7 +86,7 @@ def compare_family(name: str, options: Options, rows: Rows) -> None:
     """Record a row for float64, which says why if a family has no tiny model on this stack, and one for each type."""
     reference = exact = None
     with rows.row(f'{name}, float64 on the CPU', group='float64 on the CPU'):
-        reference = reference_of(name)
+        reference = loaded(reference_of(name), FP32)
         with exactly(copy.deepcopy(reference)) as in_float64:
             exact = bare_numbers(in_float64)
             nudged_scores = {dtype: scores_of_nudged(in_float64, dtype) for dtype in TYPES}

@@ -149,6 +149,20 @@ def test_everything_is_computed_in_float64():
     assert 0 < float((exact - with_norms_in_float32).abs().max()) < 1e-4
 
 
+def test_a_mask_of_the_least_number_is_computed_in_float64():
+    """As XGLM of transformers 5 makes it. Mutation: numbers are of float32, which has none so low."""
+    model = every_family.build_reference('xglm')
+    ids = torch.tensor([[3, 14, 15, 9]])
+
+    with torch.no_grad():
+        rounded = model(input_ids=ids).logits
+        with in_float64(CausalLanguageModel(model, device=CPU)):
+            exact = model(input_ids=ids).logits
+
+    assert exact.dtype == torch.float64
+    assert float((exact - rounded).abs().max()) < 1e-4
+
+
 @pytest.mark.skipif(not networks.IS_TRANSFORMERS_5, reason='experts in groups are of transformers 5')
 def test_a_mixture_whose_experts_run_in_groups_is_computed_in_float64():
     """Mutation: no `experts_one_by_one`, as the kernel takes no float64."""
