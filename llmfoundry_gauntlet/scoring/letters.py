@@ -91,6 +91,8 @@ CLAUSE_END = re.compile(rf'[.;,]\s|\n|\b{REASON}')
 STANDS = re.compile(rf'\s*(?:$|\n|[.,:!])|\s+{REASON}')
 CAPITAL_STANDS = re.compile(r'\s*\(|\s+[-\u2013\u2014]\s')  # 'A (Paris)', 'A - Paris'
 BULLET = re.compile(rf'\s*(?:(?:[-\u2013\u2014>#]+|{POINTS})\s+)+')  # '- ', '## '
+# 'B: Paris', '(B) Paris'
+LABELLED = re.compile(r'\(?(?P<letter>[A-Z])(?:\):?|[.:])\s+\w')
 # Text that may follow that of an option: its letter, then the end of the sentence or a reason.
 AFTER_TEXT = re.compile(rf'["}})]*\s*(?:\((?P<letter>[a-z])\))?(?:$|[.!](?:\s|$)|,?\s*{REASON})')
 
@@ -260,27 +262,33 @@ def whole_reply(text: str, texts: Sequence[str]) -> str | None:
 
 
 def without_lists(lines: Sequence[str], texts: Sequence[str]) -> list[str]:
-    """Return lines without the lists of a question's options that models repeat: several with a letter and a text."""
+    """Return lines without the lists of a question's options that models repeat, with their texts or with others."""
     kept: list[str] = []
-    lettered: list[str] = []  # lines one after another that may be a list
+    lettered: dict[str, str] = {}  # lines one after another that may be a list, and their letters
     for line in [*lines, '']:  # the empty line ends a list at the end
-        if lone_letter(line, texts) is not None and has_text(line):
-            lettered.append(line)
+        letter = letter_before_text(line, texts)
+        if letter is not None:
+            lettered[line] = letter
             continue
-        is_list = len({lone_letter(option, texts) for option in lettered}) > 1
+        is_list = len({*lettered.values()}) > 1
         if not is_list:
             kept += lettered
-        lettered = []
-        if line:
+        is_cut_off = is_list and lone_letter(line, texts) == chr(ord([*lettered.values()][-1]) + 1)  # before its text
+        if line and not is_cut_off:
             kept.append(line)
+        lettered = {}
     return kept
 
 
-def has_text(line: str) -> bool:
-    """Return whether a text follows the letter of a line."""
-    line = without_bullet(line)
-    letter = LETTER.match(line)
-    return letter is not None and any(map(str.isalnum, line[letter.end() :]))
+def letter_before_text(line: str, texts: Sequence[str]) -> str | None:
+    """Return the letter of a line such as 'B) Paris', whether or not that is the option's text; None without a text."""
+    bare = without_bullet(line)
+    labelled = LABELLED.match(bare)
+    if labelled is not None:
+        return labelled['letter']
+    letter = LETTER.match(bare)
+    has_text = letter is not None and any(map(str.isalnum, bare[letter.end() :]))
+    return lone_letter(line, texts) if has_text else None
 
 
 def without_bullet(line: str) -> str:

@@ -57,6 +57,8 @@ READ = [
     ('B.', CITIES, 'B'),
     (' (B)\n', CITIES, 'B'),
     ('A. Paris', CITIES, 'A'),
+    ('A: Pisa\nB: Lyon\nC: Nice\nD: Oslo\n\nC', CITIES, 'C'),
+    ('C: Rome\n\nExplanation:\nA: Paris is in France.\nB: London is in England.', CITIES, 'C'),
     ('A: Paris.', CITIES, 'A'),
     ('C because it is old', CITIES, 'C'),
     ('C\n\nRome is old.', CITIES, 'C'),
@@ -105,6 +107,10 @@ UNREAD = [
     ('A man walks into a bar.', CITIES),
     ('A: The capital of Italy', CITIES),
     ('A) Paris\nB) London\nC) Rome\nD) Bonn', CITIES),
+    ('A: Paris\nB: Lyon\nC: Nice\nD: Oslo', CITIES),  # a list with other texts
+    ('A: Pisa\nB: Lyon\nC: Nice\nD: Bonn', CITIES),
+    ('A: Paris\nB: London\nC: Rome\nD:', CITIES),  # cut off
+    ('A: Pisa\nB: Lyon\nC', CITIES),
     ('If B is the correct answer, then C', CITIES),
     ('The answer is B. The answer is C or D.', CITIES),
 ]
