@@ -38,6 +38,7 @@ LEAST_SHARE = 0.5  # of the memory, where it alone decides
 MOST_NATS = 1e-3  # between scores of batches of different sizes in float32, summed over a choice
 NUM_NEW = 4  # tokens of a generation
 PROBE_LENGTH = 600  # tokens
+ITEMS_OF_BATCH = 4  # at least, where memory runs out: a half of it must fit
 ITEMS_OF_FAILURES = 24
 SHARE_OF_CARD = 0.7  # of what a batch needs, so that its halves fit
 
@@ -173,8 +174,12 @@ def in_float32(name: str, options: Options) -> Ours:
 def run_out_in_scoring(name: str, layout: str, options: Options, row: Row) -> None:
     """Fail in every forward of more than half of the tokens of the largest; scores must be the same."""
     ours = in_float32(name, options)
-    ours.layout, ours.tokens_per_batch = layout, 512 if options.is_cpu else 4096
-    batches = ours.plan(Source.of(ours.shape, options).score_requests(PIQA, ITEMS_OF_FAILURES))
+    ours.layout = layout
+    requests = Source.of(ours.shape, options).score_requests(PIQA, ITEMS_OF_FAILURES)
+    ours.tokens_per_batch = 1
+    tokens_of_largest_item = max(batch.num_tokens for batch in ours.plan(requests))
+    ours.tokens_per_batch = ITEMS_OF_BATCH * tokens_of_largest_item
+    batches = ours.plan(requests)
     sizes = limit_tokens(ours.model, LIFTED)
     expected = ours.score(batches)
 
