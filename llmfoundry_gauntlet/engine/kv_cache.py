@@ -61,7 +61,6 @@ class KVCache(Cache):
 
     def __init__(self, num_slots: int, *, longest_context: int, device: torch.device) -> None:
         # transformers' own constructor is not called: its arguments differ between versions, and so does what it sets.
-        self.layers: list[Any] = []  # of transformers' caches; this one has none
         self.longest_context = longest_context
         self.mask = torch.zeros(num_slots, longest_context + GROWTH, dtype=torch.bool, device=device)
         self.column = longest_context
@@ -81,6 +80,11 @@ class KVCache(Cache):
         return sum(buffer.shape[1] * buffer.shape[3] * buffer.itemsize for buffer in self._all_buffers())
 
     # The interface of transformers' Cache, from 4.53 to 5.24 (docs/compatibility.md).
+
+    @property
+    def layers(self) -> LayersByIndex:
+        """Return no layers, which those of transformers' caches are, but the states of one by its index."""
+        return LayersByIndex(self)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
@@ -155,6 +159,11 @@ class KVCache(Cache):
         """Keep the state of a recurrent layer and return it."""
         self._write_state((RECURRENCE, layer_idx, state_idx), recurrent_states)
         return recurrent_states
+
+    def states_of_layer(self, kind: str, layer: int) -> list[torch.Tensor]:
+        """Return the states of one kind of a layer, [slots, ...] each, in their order."""
+        names = sorted(name for name in self._states if name[:2] == (kind, layer))
+        return [self._states[name][self._slots] for name in names]
 
     def _state(self, name: StateName) -> torch.Tensor | None:
         state = self._states.get(name)
@@ -337,6 +346,41 @@ class KVCache(Cache):
         for keys, values in self._layers.values():
             yield keys
             yield values
+
+
+@dataclass(frozen=True, slots=True)
+class LayersByIndex:
+    """The `layers` of a cache: there are none, but models of transformers 5.17 read the states of one by its index."""
+
+    cache: KVCache
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __getitem__(self, layer: int) -> LayerOfStates:
+        return LayerOfStates(self.cache, layer)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOfStates:
+    """The states of a recurrent layer or convolution, in the order of their numbers. Models change them in place."""
+
+    cache: KVCache
+    layer: int
+    record_past: bool = False  # earlier states are not kept
+
+    @property
+    def conv_states(self) -> list[torch.Tensor]:
+        """Return the last inputs of the layer's convolutions, [slots, channels, kernel] each."""
+        return self.cache.states_of_layer(CONVOLUTION, self.layer)
+
+    @property
+    def recurrent_states(self) -> list[torch.Tensor]:
+        """Return the layer's recurrent states, [slots, ...] each."""
+        return self.cache.states_of_layer(RECURRENCE, self.layer)
 
 
 class CachedAttention:

@@ -140,7 +140,7 @@ class CausalLanguageModel:
         for of_class in type(unwrapped(self.model)).__mro__:
             forward = vars(of_class).get('forward')
             parameters = () if forward is None else inspect.signature(forward).parameters
-            for name in ('cache', 'past_key_values'):
+            for name in ('cache', 'past_key_values', 'cache_params'):
                 if name in parameters:
                     return name
         return 'past_key_values'

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import every_family
 import networks
 import pytest
 import torch
@@ -365,3 +366,26 @@ def test_a_model_that_does_not_fit_is_an_error():
 
     with pytest.raises(ModelError, match='do not fit into the memory of the device: no memory'):
         probed(change(model, fail))
+
+
+@pytest.mark.skipif(not networks.IS_TRANSFORMERS_5, reason='hybrids of earlier transformers have caches of their own')
+@pytest.mark.parametrize('name', ['falcon_h1', 'lfm2', 'qwen3_5_text'])
+def test_states_are_had_by_layer_too_as_models_of_transformers_5_17_read_them(monkeypatch, name: str):
+    """Mutations: the states are copies, which models cannot change in place; those of another layer."""
+
+    def by_layer(kind: str) -> Callable[..., torch.Tensor | None]:
+        def state(cache: KVCache, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+            if not cache.has_previous_state(layer_idx):
+                return None
+            assert not cache.layers[layer_idx].record_past
+            found: torch.Tensor = getattr(cache.layers[layer_idx], kind)[state_idx]
+            return found
+
+        return state
+
+    monkeypatch.setattr(KVCache, 'get_conv_state', by_layer('conv_states'))
+    monkeypatch.setattr(KVCache, 'get_recurrent_state', by_layer('recurrent_states'))
+
+    found = probed(every_family.build(name))
+
+    assert found.layout == FORKED_PROMPTS
