@@ -54,8 +54,9 @@ FILLER = r'[\s:"\'(\[{]|[-\u2013\u2014>#]\s|\\boxed|\b(?:therefore|thus|indeed|(
 CLOSE = r'(?P<close>(?:[)\]}]|["\'](?!\w))*)'
 NOUN = r'(?:the\s+)?\b(?:option|choice|letter|answer)\b'
 LETTER = re.compile(rf'(?:{FILLER})*+(?P<noun>(?i:{NOUN}))?(?:{FILLER})*+(?P<letter>[A-Za-z]){CLOSE}')
-# Follows a letter that is part of a word, a formula or a name: 'e.g.', 'B12', 'C++', "A's", 'D-glucose', 'B = 5'.
-PART = re.compile(r"[\w+#^\\]|\.[A-Za-z](?!\w)|[-']\w|\s*[=<>]")
+# Follows a letter that is part of a word, a formula or a name: 'e.g.', 'B12', 'C++', "A's", 'D-glucose', 'B = 5',
+# 'A. J. P. Taylor'.
+PART = re.compile(r"[\w+#^\\]|\.[A-Za-z](?!\w)|\.\s(?:[A-Z]\.\s)+[A-Z]\w|[-']\w|\s*[=<>]")
 # Another letter joined to it: ' or B', ', and (C)', '/D'.
 JOINED = re.compile(rf'\s*(?:(?:\b(?:and|or)\b|[&/,])\s*)+(?:(?:option|choice)\s+)?["(\[]*(?P<letter>[A-Za-z]){CLOSE}')
 OPEN_END = re.compile(r'[\s,.]*\bor\b', re.IGNORECASE)  # 'B. Or C.'

@@ -98,6 +98,8 @@ UNREAD = [
     ('The best answer is C = 5', CITIES),
     ('\\boxed{(-a,0)}', CITIES),
     ('The best answer is D-glucose', CITIES),
+    ('The best answer is J. P. Taylor, 1945', TEN),
+    ('The best answer is A. J. P. Taylor.', TEN),
     ('The best answer is \u0412', CITIES),  # Cyrillic
     ('The best answer is [the_answer_letter].', CITIES),
     ('The best answer is a', SIGNS),  # an option's text and another's letter
