@@ -493,7 +493,7 @@ def furthest_sums(
 
 def furthest_of_groups(groups: list[Floats], others: list[Floats], of_rows: Callable[[Floats], Any]) -> float:
     """Return the largest difference of any two groups of sums, of each `of_rows`; NaN if any is NaN."""
-    differences = [of_rows(np.abs(sums - other)) for sums, other in zip(groups, others, strict=True)]
+    differences = [of_rows(np.abs(group - other)) for group, other in zip(groups, others, strict=True)]
     return float(np.max(differences))
 
 

@@ -93,7 +93,7 @@ STANDS = re.compile(rf'\s*(?:$|\n|[.,:!])|\s+{REASON}')
 CAPITAL_STANDS = re.compile(r'\s*\(|\s+[-\u2013\u2014]\s')  # 'A (Paris)', 'A - Paris'
 BULLET = re.compile(rf'\s*(?:(?:[-\u2013\u2014>#]+|{POINTS})\s+)+')  # '- ', '## '
 # 'B: Paris', '(B) Paris'
-LABELLED = re.compile(r'\(?(?P<letter>[A-Z])(?:\):?|[.:])\s+\w')
+LABELLED = re.compile(r'\(?(?P<letter>[A-Z])(?:\):?|[.:])\s+\S')
 # Text that may follow that of an option: its letter, then the end of the sentence or a reason.
 AFTER_TEXT = re.compile(rf'["}})]*\s*(?:\((?P<letter>[a-z])\))?(?:$|[.!](?:\s|$)|,?\s*{REASON})')
 
@@ -265,19 +265,19 @@ def whole_reply(text: str, texts: Sequence[str]) -> str | None:
 def without_lists(lines: Sequence[str], texts: Sequence[str]) -> list[str]:
     """Return lines without the lists of a question's options that models repeat, with their texts or with others."""
     kept: list[str] = []
-    lettered: dict[str, str] = {}  # lines one after another that may be a list, and their letters
+    lettered: list[tuple[str, str]] = []  # lines one after another that may be a list, after their letters
     for line in [*lines, '']:  # the empty line ends a list at the end
         letter = letter_before_text(line, texts)
         if letter is not None:
-            lettered[line] = letter
+            lettered.append((letter, line))
             continue
-        is_list = len({*lettered.values()}) > 1
+        is_list = len({letter for letter, _ in lettered}) > 1
         if not is_list:
-            kept += lettered
-        is_cut_off = is_list and lone_letter(line, texts) == chr(ord([*lettered.values()][-1]) + 1)  # before its text
+            kept += [line for _, line in lettered]
+        is_cut_off = is_list and lone_letter(line, texts) == chr(ord(lettered[-1][0]) + 1)  # before its text
         if line and not is_cut_off:
             kept.append(line)
-        lettered = {}
+        lettered = []
     return kept
 
 
