@@ -50,7 +50,10 @@ def both(name: str = 'rotary_bos', **settings: Any) -> tuple[GauntletLM, HFLM]:
 
 
 PAIRS = [
-    *((QUESTION, f' {choice}') for choice in ('the sun', 'the sea', 'ice', 'a long night in the cold of winter')),
+    (QUESTION, ' the sun'),
+    (QUESTION, ' the sea'),
+    (QUESTION, ' ice'),
+    (QUESTION, ' a long night in the cold of winter'),
     # Choices that share the continuation.
     ('The cup was on the table because the cup', ' was full.'),
     ('The cup was on the table because the table', ' was full.'),

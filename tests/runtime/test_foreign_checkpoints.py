@@ -332,17 +332,23 @@ OF_ANY_JSON: list[Damage] = [
 OF_TRANSFORMERS_4: list[tuple[str, Damage]] = []
 if not networks.IS_TRANSFORMERS_5:
     OF_TRANSFORMERS_4 = [(CONFIG, has(torch_dtype='nope')), (TOKENIZER_CONFIG, has(tokenizer_class='Nope'))]
+WRONG_VALUES: dict[str, list[Any]] = {
+    'model_type': ['nope', 3, ['llama']],
+    'hidden_size': ['64', [64], {'a': 1}, None, 1.5, -1],
+    'num_attention_heads': ['4', [4], None, 0],
+    'vocab_size': ['259', [259], None],
+    'rms_norm_eps': ['1e-5', [1e-5]],
+    'rope_scaling': [[1], 'x', {'type': 'nope'}, {'rope_type': 'linear'}],
+    'hidden_act': ['nope'],
+    'pad_token_id': ['nope'],
+    'num_labels': ['nope'],
+}
+OF_CONFIG = [has(**{key: value}) for key, values in WRONG_VALUES.items() for value in values]
 CASES: list[tuple[str, Damage]] = [
     *product((CONFIG, TOKENIZER, TOKENIZER_CONFIG, GENERATION, INDEX), OF_ANY_JSON),
     *product((SPECIAL,), OF_ANY_JSON[:-1]),  # all but that which cuts it
     # The configuration.
-    *((CONFIG, has(model_type=value)) for value in ('nope', 3, ['llama'])),
-    *((CONFIG, has(hidden_size=value)) for value in ('64', [64], {'a': 1}, None, 1.5, -1)),
-    *((CONFIG, has(num_attention_heads=value)) for value in ('4', [4], None, 0)),
-    *((CONFIG, has(vocab_size=value)) for value in ('259', [259], None)),
-    *((CONFIG, has(rms_norm_eps=value)) for value in ('1e-5', [1e-5])),
-    *((CONFIG, has(rope_scaling=value)) for value in ([1], 'x', {'type': 'nope'}, {'rope_type': 'linear'})),
-    *((CONFIG, has(**{key: 'nope'})) for key in ('hidden_act', 'pad_token_id', 'num_labels')),
+    *product((CONFIG,), OF_CONFIG),
     # The tokenizer and its settings.
     (TOKENIZER, holds('{}')),
     (TOKENIZER, has(model__type='Nope')),
@@ -357,9 +363,16 @@ CASES: list[tuple[str, Damage]] = [
     (GENERATION, has(compile_config='nope')),
     *OF_TRANSFORMERS_4,
     # The weights, and the index of their files.
-    *((WEIGHTS, cut(share)) for share in (0, 0.001, 0.5, 0.999)),
+    (WEIGHTS, cut(0)),
+    (WEIGHTS, cut(0.001)),
+    (WEIGHTS, cut(0.5)),
+    (WEIGHTS, cut(0.999)),
     (WEIGHTS, holds((2).to_bytes(8, 'little') + b'[]')),
-    *((INDEX, has(weight_map=value)) for value in ([], 'x', {'w': 3}, {'w': ['x']}, {'w': None})),
+    (INDEX, has(weight_map=[])),
+    (INDEX, has(weight_map='x')),
+    (INDEX, has(weight_map={'w': 3})),
+    (INDEX, has(weight_map={'w': ['x']})),
+    (INDEX, has(weight_map={'w': None})),
     (INDEX, has(weight_map__w='model-9.safetensors')),
 ]
 
