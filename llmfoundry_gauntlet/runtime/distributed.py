@@ -6,6 +6,7 @@ raise RuntimeError rather than return the answer of one rank.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import functools
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed
+from packaging.version import Version
 from torch.distributed import DistError
 
 from llmfoundry_gauntlet.errors import GauntletError
@@ -33,6 +35,8 @@ Value = TypeVar('Value')
 MEETING_SECONDS = 0.05
 STORE_SECONDS = 20.0  # to connect to the shared store
 MEETINGS = itertools.count(1)
+# Before, torch waits for the threads of gloo while it locks the interpreter, for which they may wait: for ever.
+SAFE_TO_DESTROY = Version('2.8')
 
 
 def has_group() -> bool:
@@ -69,6 +73,23 @@ def initialize(device: torch.device, timeout_seconds: float) -> None:
     torch.distributed.init_process_group(
         'nccl' if device.type == 'cuda' else 'gloo', timeout=datetime.timedelta(seconds=timeout_seconds)
     )
+    destroy_group_at_exit()
+
+
+def destroy_group_at_exit() -> None:
+    """Destroy a process group of gloo, whoever has created it, before the interpreter ends.
+
+    A thread of gloo that still has tensors of the last collective then may abort the process, whose work is done
+    (pytorch/pytorch#190489).
+    """
+    if Version(torch.__version__) >= SAFE_TO_DESTROY:
+        atexit.register(destroy_group)
+
+
+def destroy_group() -> None:
+    """Destroy the process group if it is one of gloo: with NCCL a rank that fails would wait for the others."""
+    if has_group() and torch.distributed.get_backend() == 'gloo':
+        torch.distributed.destroy_process_group()
 
 
 def needs_group() -> bool:

@@ -18,11 +18,13 @@ from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llmfoundry_gauntlet.lm_eval import GauntletLM
+from llmfoundry_gauntlet.runtime.distributed import destroy_group_at_exit
 
 model, tasks, results = sys.argv[1:]
 lm = GauntletLM(pretrained=AutoModelForCausalLM.from_pretrained(model), tokenizer=AutoTokenizer.from_pretrained(model))
 if int(os.environ.get('WORLD_SIZE', '1')) > 1:
     lm.accelerator = Accelerator(cpu=True)
+    destroy_group_at_exit()
     lm._rank, lm._world_size = lm.accelerator.process_index, lm.accelerator.num_processes
 
 names = sorted(path.stem for path in Path(tasks).glob('*.yaml'))

@@ -13,6 +13,8 @@ from typing import Any
 import forks
 import pytest
 import torch
+from paths import ROOT
+from torchrun import run_well
 
 from llmfoundry_gauntlet.errors import ConfigError, DataError, MissingFileError, UnwrittenError
 from llmfoundry_gauntlet.runtime.distributed import (
@@ -179,3 +181,10 @@ def test_what_two_ranks_say_is_said_once(tmp_path: Path, environment: dict[str, 
     first_of_rank = [json.loads((tmp_path / f'{rank}.json').read_text()) for rank in range(2)]
     assert sum(sum(of_both) for *of_both, _ in first_of_rank) == num_firsts
     assert all(own for *_, own in first_of_rank)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='needs Linux, to slow threads down')
+def test_ranks_end_well_while_threads_of_gloo_still_have_tensors():
+    """Mutation: the process group is left to the end of the interpreter."""
+    run_well(ROOT / 'tests' / 'integration' / 'slow_gloo.py', num_ranks=4)
