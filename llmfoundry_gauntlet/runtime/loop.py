@@ -72,7 +72,7 @@ class EvaluationLoop:
 
         # The parts that run it.
         self.runner = ModelRunner(model, prepared)
-        self.launcher = Launcher(self.runner)
+        self.launcher = Launcher()
         self.programs = BackgroundPrograms()
         self.comparer = Comparer()  # which starts processes at the first MATH answer, until `stop`
         self.clock = StepClock(prepared.tasks)

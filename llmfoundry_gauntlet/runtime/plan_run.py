@@ -13,13 +13,15 @@ from llmfoundry_gauntlet.engine.plan import PADDED_ROWS, Batch, plan
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.evaluation.run import PlannedEvaluation
 from llmfoundry_gauntlet.runtime.distributed import gather, global_rank, meet, world_size
-from llmfoundry_gauntlet.runtime.launcher import Launcher, ResultsOf
+from llmfoundry_gauntlet.runtime.launcher import Launcher
 from llmfoundry_gauntlet.runtime.programs import BackgroundPrograms
 from llmfoundry_gauntlet.runtime.progress import GENERATION, SCORING, BatchWork
 from llmfoundry_gauntlet.runtime.runner import ModelRunner
 from llmfoundry_gauntlet.runtime.step_clock import StepClock
 from llmfoundry_gauntlet.runtime.writer import Results, ResultWriter
 from llmfoundry_gauntlet.types import Generation, ItemResult, ScoreOutput
+
+ResultsOf = Callable[[Sequence[ScoreOutput]], Results]
 
 
 class PlanRun:
@@ -86,8 +88,15 @@ class PlanRun:
         pairs = pairwise([*batches, None])
         for (batch, following), work in zip(pairs, works, strict=True):
             assert batch is not None
-            score = partial(self.launcher.run, batch, following, results_of)
+            score = partial(self._score, batch, following, results_of)
             yield self.clock.timed(score, batch, work)
+
+    def _score(self, batch: Batch, following: Batch | None, results_of: ResultsOf) -> Results:
+        """Start a batch and return the results of the one before; of this one too, if no other follows."""
+        results: Results = {}
+        for outputs in self.launcher.run(self.runner.language_model, batch, following):
+            results.update(results_of(outputs))
+        return results
 
     def _score_or_put_aside(self, outputs: Sequence[ScoreOutput]) -> Results:
         """Score the outputs of a batch, write and return the finite results, and put the suspects aside."""

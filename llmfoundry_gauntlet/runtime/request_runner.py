@@ -15,12 +15,13 @@ from llmfoundry_gauntlet.engine.continuous import assign_continuous_batches, pla
 from llmfoundry_gauntlet.engine.decoding import NO_CACHE, GenerationDecoder, end_ids
 from llmfoundry_gauntlet.engine.generate import OnFinished, TextGenerator
 from llmfoundry_gauntlet.engine.lengths import rotary_lengths
-from llmfoundry_gauntlet.engine.model import Budget, CausalLanguageModel, Outputs, automatic_budget
+from llmfoundry_gauntlet.engine.model import Budget, CausalLanguageModel, automatic_budget
 from llmfoundry_gauntlet.engine.plan import FORKED, PADDED_ROWS, longest_row, plan
 from llmfoundry_gauntlet.engine.probe import Probe, probe, probe_generation
 from llmfoundry_gauntlet.engine.ranks import assign
 from llmfoundry_gauntlet.engine.rounding import CANNOT
 from llmfoundry_gauntlet.errors import ModelError
+from llmfoundry_gauntlet.runtime.launcher import Launcher
 from llmfoundry_gauntlet.runtime.runner import EvaluatedModel
 from llmfoundry_gauntlet.types import GenerateRequest, ScoreOutput, ScoreRequest
 
@@ -120,17 +121,11 @@ class RequestRunner:
             row_states=self.language_model.row_states,
         )
         (in_order,) = assign(batches, num_ranks=1)
-        launched: Outputs | None = None
+        launcher = Launcher()
         for batch, following in pairwise([*in_order, None]):
             assert batch is not None
-            outputs = self.language_model.launch(batch)
-            if launched is not None:
-                on_outputs(launched())
-            launched = outputs
-            if following is not None:
-                self.language_model.lay_out(following)
-        if launched is not None:
-            on_outputs(launched())
+            for outputs in launcher.run(self.language_model, batch, following):
+                on_outputs(outputs)
 
     @property
     def _vocabulary(self) -> int:
