@@ -54,11 +54,14 @@ def of_hellaswag(rows: Sequence[JsonRow]) -> Iterator[JsonRow]:
 
 
 def of_winogrande(rows: Sequence[JsonRow]) -> Iterator[JsonRow]:
-    """Yield documents with the columns of WinoGrande from rows of the Winograd schemas."""
+    """Yield documents with the columns of WinoGrande from rows of the Winograd schemas.
+
+    An option has at least one word, also where it begins the other one.
+    """
     for row in rows:
         first, second = (context.split(' ') for context in row['context_options'])
         num_shared = 0
-        while first[num_shared] == second[num_shared]:
+        while num_shared < min(len(first), len(second)) - 1 and first[num_shared] == second[num_shared]:
             num_shared += 1
         words = [*first[:num_shared], '_', row['continuation']]
         yield {
