@@ -267,6 +267,23 @@ def test_a_task_of_lm_eval_has_the_same_answers_in_both_backends(
             assert of_document == pytest.approx(same_document, abs=1e-4 * len(of_document), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ('contexts', 'sentence', 'options'),
+    [
+        (['The cup fell, as the cup', 'The cup fell, as the cat'], 'The cup fell, as the _ was old', ('cup', 'cat')),
+        (['It rained on Tom', 'It rained on Tom and Tim'], 'It rained on _ was old', ('Tom', 'Tom and Tim')),
+    ],
+)
+def test_options_of_winogrande_are_the_words_in_which_contexts_differ(
+    contexts: list[str], sentence: str, options: tuple[str, str]
+):
+    row = {'context_options': contexts, 'continuation': 'was old', 'gold': 1}
+
+    (document,) = DEFINITIONS['winogrande'].documents_of([row])
+
+    assert (document['sentence'], (document['option1'], document['option2'])) == (sentence, options)
+
+
 @pytest.mark.parametrize('family', [family for family in (*HYBRIDS, *MORE_RULES) if family in CONFIG_MAPPING])
 def test_models_of_today_run_and_are_as_wide_and_deep_as_the_llama(family: str):
     config = AutoConfig.for_model(**{'model_type': family, 'vocab_size': 1000, 'pad_token_id': 2, **RECIPES[family]})

@@ -276,7 +276,8 @@ def manager_of(name: str, include_path: str | None, label: str) -> Any:
         entry = own.task_index.get(name)
         if entry is not None and entry.kind.name in ('TASK', 'PY_TASK'):
             return own
-        return new_manager(str(folder), include_defaults=True)
+        versions = tuple(sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob('*.yaml')))
+        return extended_manager(str(folder), versions)
     return default_manager()
 
 
@@ -305,6 +306,12 @@ def new_manager(include_path: str | None, *, include_defaults: bool) -> Any:
 def default_manager() -> Any:
     """Return the index of lm-eval's own tasks."""
     return new_manager(None, include_defaults=True)
+
+
+@functools.lru_cache(maxsize=2)
+def extended_manager(folder: str, versions: tuple[tuple[str, int], ...]) -> Any:
+    """Return the index of lm-eval's own tasks and those of a folder, whose files are at these times of change."""
+    return new_manager(folder, include_defaults=True)
 
 
 def leaf_definitions(name: str, manager: Any, label: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

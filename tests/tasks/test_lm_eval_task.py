@@ -230,6 +230,18 @@ def test_a_group_without_an_average_and_a_tag_have_no_number_of_their_own(tiny_l
     assert all(part.accuracy.value is not None for part in score.categories.values())
 
 
+@reads_the_whole_index
+def test_a_group_that_has_changed_is_read_anew(tiny_llamas: Path, groups: Path):
+    """Mutation: the index of a folder is kept, whatever its files say since."""
+    parts = []
+    for members in ('[small, smaller]', '[smaller, sums]'):
+        (groups / 'no_average.yaml').write_text(f'group: no_average\ntask: {members}\n')
+        evaluation = run(tiny_llamas / 'plain', entry(groups, 'no_average'))
+        parts.append(sorted(evaluation.scores['no_average/0-shot'].categories))
+
+    assert parts == [['small', 'smaller'], ['smaller', 'sums']]
+
+
 def test_prompts_are_those_of_lm_eval(tiny_llamas: Path, folder: Path):
     """In a chat, with an instruction, shots as turns and the beginning of an answer."""
     import lm_eval
