@@ -99,11 +99,17 @@ class DecodingModel:
         positions = np.tile(len(kept.ids) + np.arange(tokens.shape[1]), (len(tokens), 1))
         return self._forward(tokens, cache.seen(), positions, cache=cache)[:, -1]
 
-    def run_step(self, tokens: Sequence[int], positions: Sequence[int], cache: KVCache) -> torch.Tensor:
-        """Run the latest token of every slot in use; return the next logits, float32 [slots, V]."""
+    def run_step(
+        self, tokens: Sequence[int], positions: Sequence[int], cache: KVCache, num_shared: int = 0
+    ) -> torch.Tensor:
+        """Run the latest token of every slot in use; return the next logits, float32 [slots, V].
+
+        The first `num_shared` tokens of all slots are the same.
+        """
         cache.step()
         latest = np.array(tokens)[:, None]
-        return self._forward(latest, cache.seen(), np.array(positions)[:, None], cache=cache)[:, -1]
+        positions_of_latest = np.array(positions)[:, None]
+        return self._forward(latest, cache.seen(), positions_of_latest, cache=cache, num_shared=num_shared)[:, -1]
 
     def run_whole(self, contexts: Sequence[Ids], generated: Sequence[Sequence[int]], num_last: int = 1) -> torch.Tensor:
         """Run prompts and their generations so far without a cache.
@@ -162,12 +168,13 @@ class DecodingModel:
         ends: torch.Tensor | None = None,
         cache: KVCache | None = None,
         *,
+        num_shared: int = 0,
         is_hidden: bool = False,
     ) -> torch.Tensor:
         """Return the logits at the last token of each row, or at `ends` [rows, n]: float32 [rows, n, V].
 
         `is_hidden` if a prompt is hidden as a whole: eager attention then takes the mean over its row, as in scoring,
-        and other implementations have their own rules.
+        and other implementations have their own rules. The first `num_shared` tokens of all slots are the same.
         """
         language_model = self.language_model
         mask: torch.Tensor | None = seen.long()
@@ -176,7 +183,13 @@ class DecodingModel:
             engine = language_model.engine_attention
             mask = engine.mask(language_model.device)
             attention = engine.using(
-                CachedAttention(cache, tokens.shape[1], engine.key_bias, counts_masked=engine.counts_masked)
+                CachedAttention(
+                    cache,
+                    tokens.shape[1],
+                    engine.key_bias,
+                    counts_masked=engine.counts_masked,
+                    num_shared=num_shared,
+                )
             )
         elif is_hidden:
             attention = changed(eager_changes(language_model.model))

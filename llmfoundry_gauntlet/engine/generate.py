@@ -19,7 +19,13 @@ import numpy as np
 import torch
 
 from llmfoundry_gauntlet.engine.attention import to_device
-from llmfoundry_gauntlet.engine.continuous import BatchProgress, ContinuousBatch, GenerationProgress, is_family
+from llmfoundry_gauntlet.engine.continuous import (
+    LEAST_SHARED,
+    BatchProgress,
+    ContinuousBatch,
+    GenerationProgress,
+    is_family,
+)
 from llmfoundry_gauntlet.engine.decoding import (
     FORKED_PROMPTS,
     NO_CACHE,
@@ -393,10 +399,21 @@ class DecodingLoop:
         else:
             tokens = [slot.generation.ids[-1] for slot in self.slots]
             positions = [slot.position for slot in self.slots]
-            logits = self.generator.run_step(tokens, positions, self.cache)
+            logits = self.generator.run_step(tokens, positions, self.cache, self.shared_by_slots())
             for slot in self.slots:
                 slot.position += 1
         self.extend(self.slots, logits)
+
+    def shared_by_slots(self) -> int:
+        """Return the number of first tokens that the prompts of all slots share, which attention then reads once.
+
+        0 if there are few, or if the reference masks some of them.
+        """
+        if len(self.slots) == 1 or self.generator.language_model.hidden_token_id is not None:
+            return 0
+        contexts = sorted(slot.prompt.context.tobytes() for slot in self.slots)
+        shared = num_shared(contexts[0], contexts[-1])  # of sorted rows, the first and the last differ earliest
+        return shared if shared >= LEAST_SHARED else 0
 
     def extend(self, slots: Sequence[Slot], logits: torch.Tensor) -> None:
         """Append the next token to each of these slots; finished generations leave."""

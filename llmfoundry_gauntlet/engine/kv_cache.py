@@ -12,6 +12,7 @@ Recurrent layers and convolutions have a state per slot instead, which each forw
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -386,12 +387,16 @@ class LayerOfStates:
 class CachedAttention:
     """The `Attention` of one forward over the cache, of prompts with `width` columns or of a decoding step.
 
-    `key_bias` is the model's ALiBi; with `counts_masked` its positions include masked tokens.
+    `key_bias` is the model's ALiBi; with `counts_masked` its positions include masked tokens. In a step the first
+    `num_shared` tokens of all slots are the same.
     """
 
-    def __init__(self, cache: KVCache, width: int, key_bias: KeyBias | None, *, counts_masked: bool) -> None:
+    def __init__(
+        self, cache: KVCache, width: int, key_bias: KeyBias | None, *, counts_masked: bool, num_shared: int = 0
+    ) -> None:
         self.cache = cache
         self.key_bias = key_bias
+        self.num_shared = num_shared
         self.next_layer = 0
         seen = cache.seen()[:, None]  # [slots, 1, columns]
         self.columns = torch.arange(seen.shape[-1], device=seen.device)
@@ -448,7 +453,12 @@ class CachedAttention:
             # The heads that share keys and values are queries of one head: a copy for each would take most of a step.
             slots, heads, _, width = query.shape
             of_groups = query.reshape(slots, keys.shape[1], -1, width)
-            output = torch_attention(of_groups, keys, values, attn_mask=mask, scale=scale)
+            sees_all = rule.window is None and rule.chunk is None
+            # In half precision its scores would be rounded, which those of torch's attention are not.
+            if self.num_shared and sees_all and query.dtype == torch.float32:
+                output = self.attend_after_shared(of_groups, keys, values, scale)
+            else:
+                output = torch_attention(of_groups, keys, values, attn_mask=mask, scale=scale)
             output = output.reshape(slots, heads, 1, -1)
         elif is_plain:
             keys, values = for_each_head(query, keys, values)
@@ -457,3 +467,37 @@ class CachedAttention:
             keys, values = for_each_head(query, keys, values)
             output = dense(query, keys, values, mask, rule, self.bias)
         return output.transpose(1, 2)
+
+    @cached_property
+    def after_shared(self) -> tuple[int, torch.Tensor]:
+        """Return the first column that a slot has after what all share, and which columns from there slots attend to.
+
+        The mask is [slots, 1, 1, columns].
+        """
+        ends = np.array(self.cache.starts) + self.num_shared
+        first = int(ends.min())
+        is_after = self.columns[first:] >= to_device(ends, self.columns.device)[:, None]
+        return first, (self.seen[..., first:] & is_after[:, None])[:, None]
+
+    def attend_after_shared(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Return the attention of queries [slots, heads, group, width] where all slots have the same first tokens.
+
+        Their keys and values are read once, from the first slot, for the queries of all, as in Hydragen (arXiv
+        2402.05099); those after them are read slot by slot.
+        """
+        slots, heads, group, width = queries.shape
+        start, length = self.cache.starts[0], self.num_shared
+        shared_keys, shared_values = (states[0, :, start : start + length] for states in (keys, values))
+        first, mask = self.after_shared
+        own_keys, own_values = keys[:, :, first:], values[:, :, first:]
+
+        together = queries.transpose(0, 1).reshape(heads, slots * group, width)
+        of_shared = (together @ shared_keys.transpose(1, 2)).view(heads, slots, group, length).transpose(0, 1)
+        of_own = (queries @ own_keys.transpose(2, 3)).masked_fill(~mask, -math.inf)
+        weights = (torch.cat([of_shared, of_own], dim=-1) * scale).softmax(dim=-1)
+
+        together = weights[..., :length].transpose(0, 1).reshape(heads, slots * group, length)
+        from_shared = (together @ shared_values).view(heads, slots, group, -1).transpose(0, 1)
+        return from_shared + weights[..., length:] @ own_values

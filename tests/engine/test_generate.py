@@ -28,6 +28,7 @@ from llmfoundry_gauntlet.engine.decoding import (
     PROMPT_STREAM,
     Usage,
 )
+from llmfoundry_gauntlet.engine.kv_cache import CachedAttention
 from llmfoundry_gauntlet.engine.logits import output_layer, uniform_draws
 from llmfoundry_gauntlet.errors import ModelError
 from llmfoundry_gauntlet.types import GenerateRequest, Generation, Sampling, StopRule
@@ -109,6 +110,59 @@ def test_a_generation_ends_at_its_stop_and_frees_its_slot(layout: str):
 
 
 # Batches that are run.
+
+
+def requests_with_a_prefix() -> list[GenerateRequest]:
+    """Return six prompts that share 30 tokens, of one of which there are three samples, and one that shares nothing."""
+    rng = np.random.default_rng(3)
+    prefix = networks.draw(rng, 30)
+    lengths_and_limits = [(9, 4), (1, 12), (5, 1), (2, 8), (7, 6), (3, 10)]  # of what follows the prefix
+    requests = []
+    for row, (length, max_new_tokens) in enumerate(lengths_and_limits):
+        prompt = np.concatenate([prefix, networks.draw(rng, length)])
+        for sample in range(3 if row == 1 else 1):
+            requests.append(request(row, prompt, max_new_tokens - 2 * sample, sample=sample))
+    return [*requests, request(6, networks.draw(rng, 20), 5)]
+
+
+# Families with windows, biases or caps in all layers, whose keys are read slot by slot.
+READ_BY_SLOT = (
+    'mistral, windows',
+    'gemma2',
+    'phi3, windows',
+    'cohere2',
+    'starcoder2',
+    'mpt',
+    'bloom',
+    'falcon, alibi',
+    'phimoe',
+    'gpt_oss',
+)
+
+
+@pytest.mark.parametrize('name', networks.IN_STREAM)
+def test_keys_that_all_slots_share_are_read_once_for_the_same_texts(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Mutations: what follows the prefix begins in the column of the first slot; masked columns count; a window or a
+    chunk is not heeded; a slot that has left counts.
+    """
+    monkeypatch.setattr(generate, 'LEAST_SHARED', 20)
+    lengths: list[int] = []  # tokens that are read once, in each call
+    attend = CachedAttention.attend_after_shared
+
+    def counted(attention: CachedAttention, *states: Any) -> torch.Tensor:
+        lengths.append(attention.num_shared)
+        return attend(attention, *states)
+
+    monkeypatch.setattr(CachedAttention, 'attend_after_shared', counted)
+    model, requests = untied(name), requests_with_a_prefix()
+    expected = [letters(ids) for ids in generations.generated_alone(model, requests)]
+    generator = generator_of(model, PROMPT_STREAM)
+
+    for num_slots in (2, 4, 50):
+        assert generations.texts(generator, requests, num_slots) == expected
+
+    # Of the prompts, and of the samples of one.
+    assert set(lengths) == (set() if name in READ_BY_SLOT else {30, 31})
 
 
 @pytest.mark.parametrize('layout', [PROMPT_STREAM, CACHE])

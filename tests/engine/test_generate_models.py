@@ -12,6 +12,7 @@ import torch
 from generations import generator_of, letters, request, tokens
 from networks import draw
 
+from llmfoundry_gauntlet.engine import generate
 from llmfoundry_gauntlet.engine.continuous import plan_continuous_batches
 from llmfoundry_gauntlet.engine.decoding import CACHE, NO_CACHE, PROMPT_STREAM
 from llmfoundry_gauntlet.engine.kv_cache import CachedAttention, KVCache
@@ -65,6 +66,18 @@ def test_hidden_tokens_of_prompts_are_masked(name: str, layout: str):
     assert expected[:3] != generations.generated_alone(model, requests[:3])  # the mask makes a difference
 
     check_with_hidden_token(HIDDEN, model, layout, expected)
+
+
+def test_hidden_tokens_that_all_prompts_share_are_masked(monkeypatch: pytest.MonkeyPatch):
+    """Mutation: keys that all slots share are read once, without a mask."""
+    monkeypatch.setattr(generate, 'LEAST_SHARED', 4)
+    rng = np.random.default_rng(6)
+    prefix = [*draw(rng, 3), HIDDEN, HIDDEN, *draw(rng, 3)]
+    requests = [request(row, [*prefix, *draw(rng, 2)], 6) for row in range(3)]
+    model = networks.network()
+    expected = [letters(ids) for ids in generations.generated_alone(model, requests, HIDDEN)]
+
+    assert generations.texts(generator_of(model, PROMPT_STREAM, hidden_token_id=HIDDEN), requests) == expected
 
 
 @pytest.mark.parametrize(('name', 'layout'), [*FAMILIES, *OF_EXPERTS])
