@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import zip_longest
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -166,17 +165,13 @@ class Ours:
 
     def score(self, batches: Sequence[Batch]) -> dict[ItemKey, ScoreOutput]:
         """Return the outputs of batches; each is read while the next one runs, as in an evaluation."""
-        launcher = Launcher(SimpleNamespace(language_model=self.language_model))
+        launcher = Launcher()
         self.language_model.forget()
         outputs: dict[ItemKey, ScoreOutput] = {}
         for batch, following in zip_longest(batches, batches[1:]):
-            outputs |= launcher.run(batch, following, by_key)
+            for outputs_of_batch in launcher.run(self.language_model, batch, following):
+                outputs |= {output.key: output for output in outputs_of_batch}
         return outputs
-
-
-def by_key(outputs: Sequence[ScoreOutput]) -> dict[ItemKey, ScoreOutput]:
-    """Return outputs by the key of their request."""
-    return {output.key: output for output in outputs}
 
 
 def time_ours(ours: Ours, requests: Sequence[ScoreRequest], row: Row) -> float:
