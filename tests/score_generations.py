@@ -13,10 +13,20 @@ import re
 from collections.abc import Sequence
 
 LETTERS = 'ABCDEFGHIJ'
+FREQUENCY = 4  # of the forms below, as a multiple of that of others
+FREQUENT_OF_LETTERS = (
+    'The best answer is @V',
+    'The best answer is @V.',
+    'Let us think.\n\nThe best answer is @V',
+)
+FREQUENT_OF_MATHEMATICS = (
+    'The final answer is: $\\boxed{@V}$',
+    'We find @V.\nThe final answer is: $\\boxed{@V}$.',
+)
 # The usual forms and the odd ones, most of which have no answer.
 OF_LETTERS = (
-    (
-        *('The best answer is @V', 'The best answer is @V.', 'Let us think.\n\nThe best answer is @V') * 4,
+    FREQUENCY * FREQUENT_OF_LETTERS
+    + (
         '@V',
         '@v',
         'the best answer is @v',
@@ -64,8 +74,8 @@ OF_LETTERS = (
     ),
 )
 OF_MATHEMATICS = (
-    (
-        *('The final answer is: $\\boxed{@V}$', 'We find @V.\nThe final answer is: $\\boxed{@V}$.') * 4,
+    FREQUENCY * FREQUENT_OF_MATHEMATICS
+    + (
         '\\boxed{@V}',
         'The final answer is: $\\boxed{ @V }$\n\n',
         'The final answer is: $\\boxed{\\boxed{@V}}$',
